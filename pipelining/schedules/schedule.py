@@ -1,0 +1,58 @@
+"""What a schedule is, and the few pieces that several schedules share.
+
+In come a number of ranks and of micro-batches, out goes an ``Order``. A schedule decides order and placement, and
+nothing else: sends, receives, frees and what is computed where follow from its order. To write your own, give a class
+the three members of ``Schedule``; there is nothing to register or inherit. Not here: the schedules themselves, one file
+each beside this one, and the proof that an order is legal (pipelining/orders.py).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from stagewright.pipelining.actions import Action, Order
+from stagewright.pipelining.errors import ScheduleError
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """Decides in which order each rank runs its tasks, and which rank holds which virtual stage.
+
+    ``order`` must give the same answer whenever it is asked with the same numbers.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name, as the command line and the logs write it."""
+        ...
+
+    def num_stages(self, num_ranks: int) -> int:
+        """Virtual stages that the model is cut into for a pipeline of ``num_ranks`` ranks."""
+        ...
+
+    def order(self, num_ranks: int, num_microbatches: int) -> Order:
+        """The tasks of each rank, first to last.
+
+        Raises:
+            ScheduleError: the schedule does not exist for these numbers; the message says both.
+        """
+        ...
+
+
+def check_sizes(num_ranks: int, num_microbatches: int) -> None:
+    """Refuse a pipeline without ranks or a step without micro-batches."""
+    if num_ranks < 1 or num_microbatches < 1:
+        raise ScheduleError(
+            f"expected at least 1 rank and 1 micro-batch, got {num_ranks} ranks and {num_microbatches} micro-batches"
+        )
+
+
+def looped_placement(num_ranks: int, repeat: int = 1) -> tuple[int, ...]:
+    """Stage ``s`` on rank ``s % num_ranks``: the pipeline goes round the ranks ``repeat`` times."""
+    return tuple(range(num_ranks)) * repeat
+
+
+def alternate(forwards: Sequence[Action], backwards: Sequence[Action], num_warmup: int) -> tuple[Action, ...]:
+    """``num_warmup`` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    num_steady = len(forwards) - num_warmup
+    steady = zip(forwards[num_warmup:], backwards[:num_steady], strict=True)
+    return (*forwards[:num_warmup], *(action for pair in steady for action in pair), *backwards[num_steady:])
