@@ -1,0 +1,134 @@
+"""From a global batch to micro-batches: which axis of which leaf is cut, and whether it can be.
+
+In: a batch (a pytree, usually a dict, of arrays) and the batch axis of each leaf.  Out: the same tree with a leading
+micro-batch dim on every leaf that is cut; leaves without a batch axis are shared by all micro-batches and stay as they
+are.  What does not divide is refused here, by name, before anything runs: nothing is dropped, padded or repeated.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+Batch = Any  # a pytree of arrays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchSplit:
+    """How a global batch becomes micro-batches.
+
+    Micro-batch number i gets the examples [i * size, (i + 1) * size) along the batch axis, in order.
+
+    Attributes:
+      microbatches: how many, at least 1.
+      axes: batch axis of the leaves whose batch axis is not 0, by dotted name ("inputs", "image.mask", "0" for the first
+        of a tuple); None for a leaf that every micro-batch reads whole.
+      data_size: replicas over which each micro-batch is then spread; its size must divide by it.
+
+    Example:
+      >>> split = MicrobatchSplit(microbatches=2, axes={"positions": None})
+      >>> batch = {"x": np.zeros((6, 4)), "positions": np.zeros((1, 4))}
+      >>> {name: leaf.shape for name, leaf in split(batch).items()}
+      {'x': (2, 3, 4), 'positions': (1, 4)}
+    """
+
+    microbatches: int
+    axes: Mapping[str, int | None] = field(default_factory=dict)
+    data_size: int = 1
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Cut a batch.
+
+        Returns:
+          The same tree; a leaf of shape [..., batch, ...] becomes [microbatches, ..., batch / microbatches, ...].
+
+        Raises:
+          ValueError: if a leaf has no such axis, the leaves disagree on the batch size, it does not divide by
+            `microbatches` and `data_size`, or `axes` names a leaf that does not exist.
+        """
+        self.validate(batch)
+        named, treedef = _flatten(batch)
+        return jax.tree.unflatten(treedef, [self._cut(name, leaf) for name, leaf in named])
+
+    def in_axes(self, batch: Batch) -> Any:
+        """The batch's tree with 0 for each leaf that is cut and None for each shared one, as `accumulate_grads` asks."""
+        named, treedef = _flatten(batch)
+        return jax.tree.unflatten(treedef, [None if self._axis(name) is None else 0 for name, _ in named])
+
+    def validate(self, batch: Batch) -> int:
+        """Check a batch, or `jax.ShapeDtypeStruct`s like it, and return its number of examples; raises as a call does."""
+        named, _ = _flatten(batch)
+        names = [name for name, _ in named]
+        if unknown := sorted(set(self.axes) - set(names)):
+            raise ValueError(f"batch_axes names {unknown}, which the batch does not have; it has {names}")
+        sizes = {name: self._size(name, leaf) for name, leaf in named if self._axis(name) is not None}
+        if not sizes:
+            raise ValueError(f"no leaf of the batch has a batch axis (leaves {names}): nothing can be cut")
+        first, size = next(iter(sizes.items()))
+        for name, leaf in named:
+            if sizes.get(name, size) != size:
+                raise ValueError(self._disagreement(first, size, name, leaf))
+        self._check_division(first, size)
+        return size
+
+    def _axis(self, name: str) -> int | None:
+        return self.axes.get(name, 0)
+
+    def _size(self, name: str, leaf: Any) -> int:
+        axis = self._axis(name)
+        assert axis is not None, name
+        if not -leaf.ndim <= axis < leaf.ndim:
+            raise ValueError(
+                f"batch leaf {name!r} of shape {tuple(leaf.shape)} has no axis {axis} to cut into micro-batches; "
+                f"{_hint(name)}"
+            )
+        return int(leaf.shape[axis])
+
+    def _cut(self, name: str, leaf: Any) -> Any:
+        axis = self._axis(name)
+        if axis is None:
+            return leaf
+        axis %= leaf.ndim
+        cut = leaf.reshape((*leaf.shape[:axis], self.microbatches, -1, *leaf.shape[axis + 1 :]))
+        others = [i for i in range(cut.ndim) if i != axis]
+        return cut.transpose((axis, *others)) if axis else cut
+
+    def _check_division(self, name: str, size: int) -> None:
+        pieces = self.microbatches * self.data_size
+        if size and size % pieces == 0:
+            return
+        data = f" on each of data={self.data_size} replicas" if self.data_size > 1 else ""
+        raise ValueError(
+            f"batch leaf {name!r} holds {size} examples, which do not divide into {self.microbatches} micro-batches"
+            f"{data}; use a batch size that is a multiple of {pieces}, or another number of micro-batches"
+        )
+
+    def _disagreement(self, first: str, size: int, name: str, leaf: Any) -> str:
+        return (
+            f"batch leaves disagree on the batch size: {first!r} has {size} examples, but {name!r} of shape "
+            f"{tuple(leaf.shape)} has {self._size(name, leaf)} on its axis {self._axis(name)}; {_hint(name)}"
+        )
+
+
+def leaf_names(tree: Any) -> list[str]:
+    """Dotted names of a tree's leaves, in order: "x", "image.mask", "0.x"."""
+    return [name for name, _ in _flatten(tree)[0]]
+
+
+def _flatten(batch: Batch) -> tuple[list[tuple[str, Any]], Any]:
+    paths, treedef = jax.tree_util.tree_flatten_with_path(batch)
+    return [(jax.tree_util.keystr(path, simple=True, separator="."), _array(leaf)) for path, leaf in paths], treedef
+
+
+def _array(leaf: Any) -> Any:
+    """Numbers become arrays, and NumPy's 64-bit types what JAX makes of them, so that equal shapes mean equal programs."""
+    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+        return leaf
+    leaf = np.asarray(leaf)
+    return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
+
+
+def _hint(name: str) -> str:
+    return f"name its batch axis, or None if all micro-batches share it, as in batch_axes={{{name!r}: None}}"
