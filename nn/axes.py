@@ -203,8 +203,8 @@ def axis_names(variable: nnx.Variable) -> AxisNames:
     names = variable.get_metadata().get(_METADATA_KEY, (None,) * len(shape))
     if len(names) != len(shape):
         raise ValueError(
-            f"a {type(variable).__name__} of shape {shape} carries {len(names)} axis names {names}; "
-            f"give the layer one name, or None, for each of its {len(shape)} dims"
+            f"a {type(variable).__name__} of shape {shape} carries {len(names)} axis names "
+            f"{names}; give the layer one name, or None, for each of its {len(shape)} dims"
         )
     return names
 
@@ -220,8 +220,8 @@ class AxisRules:
 
     Example:
       >>> rules = AxisRules({"batch": "data", "embed": None, "mlp": "tensor"})
-      >>> rules.spec(("batch", None, "mlp"))
-      PartitionSpec('data', None, 'tensor')
+      >>> rules.spec(("batch", None, "mlp")) == PartitionSpec("data", None, "tensor")
+      True
     """
 
     rules: Mapping[str, MeshAxes] | tuple[tuple[str, MeshAxes], ...]
