@@ -55,17 +55,25 @@ class MicrobatchSplit:
     def in_axes(self, batch: Batch) -> Any:
         """The batch's tree with 0 for each leaf that is cut and None for each shared one, as `accumulate_grads` asks."""
         named, treedef = _flatten(batch)
-        return jax.tree.unflatten(treedef, [None if self._axis(name) is None else 0 for name, _ in named])
+        return jax.tree.unflatten(
+            treedef, [None if self._axis(name) is None else 0 for name, _ in named]
+        )
 
     def validate(self, batch: Batch) -> int:
         """Check a batch, or `jax.ShapeDtypeStruct`s like it, and return its number of examples; raises as a call does."""
         named, _ = _flatten(batch)
         names = [name for name, _ in named]
         if unknown := sorted(set(self.axes) - set(names)):
-            raise ValueError(f"batch_axes names {unknown}, which the batch does not have; it has {names}")
-        sizes = {name: self._size(name, leaf) for name, leaf in named if self._axis(name) is not None}
+            raise ValueError(
+                f"batch_axes names {unknown}, which the batch does not have; it has {names}"
+            )
+        sizes = {
+            name: self._size(name, leaf) for name, leaf in named if self._axis(name) is not None
+        }
         if not sizes:
-            raise ValueError(f"no leaf of the batch has a batch axis (leaves {names}): nothing can be cut")
+            raise ValueError(
+                f"no leaf of the batch has a batch axis (leaves {names}): nothing can be cut"
+            )
         first, size = next(iter(sizes.items()))
         for name, leaf in named:
             if sizes.get(name, size) != size:
@@ -119,7 +127,10 @@ def leaf_names(tree: Any) -> list[str]:
 
 def _flatten(batch: Batch) -> tuple[list[tuple[str, Any]], Any]:
     paths, treedef = jax.tree_util.tree_flatten_with_path(batch)
-    return [(jax.tree_util.keystr(path, simple=True, separator="."), _array(leaf)) for path, leaf in paths], treedef
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="."), _array(leaf))
+        for path, leaf in paths
+    ], treedef
 
 
 def _array(leaf: Any) -> Any:

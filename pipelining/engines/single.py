@@ -13,7 +13,14 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from stagewright.pipelining.engines.engine import Batch, Metrics, StageRow, State, StepSummary, StepTimes
+from stagewright.pipelining.engines.engine import (
+    Batch,
+    Metrics,
+    StageRow,
+    State,
+    StepSummary,
+    StepTimes,
+)
 from stagewright.pipelining.mesh import MeshSpec, rank_meshes
 
 

@@ -44,13 +44,37 @@ def test_device_arrays_are_cut_too() -> None:
 @pytest.mark.parametrize(
     ("batch", "split", "message"),
     [
-        ({"x": np.zeros((8, 2))}, {"microbatches": 3}, r"'x' holds 8 examples.*3 micro-batches.*multiple of 3"),
-        ({"x": np.zeros((8, 2))}, {"microbatches": 4, "data_size": 4}, r"'x' holds 8.*4 micro-batches.*data=4.*of 16"),
+        (
+            {"x": np.zeros((8, 2))},
+            {"microbatches": 3},
+            r"'x' holds 8 examples.*3 micro-batches.*multiple of 3",
+        ),
+        (
+            {"x": np.zeros((8, 2))},
+            {"microbatches": 4, "data_size": 4},
+            r"'x' holds 8.*4 micro-batches.*data=4.*of 16",
+        ),
         ({"x": np.zeros((0, 2))}, {"microbatches": 1}, r"'x' holds 0 examples"),
-        ({"x": np.zeros((8, 2)), "y": np.zeros(7)}, {"microbatches": 1}, r"'x' has 8 .*'y' of shape \(7,\) has 7"),
-        ({"n": 2, "x": np.zeros((8, 2))}, {"microbatches": 2}, r"'n' of shape \(\) has no axis 0.*\{'n': None\}"),
-        ({"x": np.zeros(8)}, {"microbatches": 2, "axes": {"y": 0}}, r"names \['y'\].*it has \['x'\]"),
-        ({"x": np.zeros(8)}, {"microbatches": 2, "axes": {"x": None}}, r"no leaf of the batch has a batch axis"),
+        (
+            {"x": np.zeros((8, 2)), "y": np.zeros(7)},
+            {"microbatches": 1},
+            r"'x' has 8 .*'y' of shape \(7,\) has 7",
+        ),
+        (
+            {"n": 2, "x": np.zeros((8, 2))},
+            {"microbatches": 2},
+            r"'n' of shape \(\) has no axis 0.*\{'n': None\}",
+        ),
+        (
+            {"x": np.zeros(8)},
+            {"microbatches": 2, "axes": {"y": 0}},
+            r"names \['y'\].*it has \['x'\]",
+        ),
+        (
+            {"x": np.zeros(8)},
+            {"microbatches": 2, "axes": {"x": None}},
+            r"no leaf of the batch has a batch axis",
+        ),
         ({}, {"microbatches": 2}, r"no leaf"),
     ],
 )
