@@ -1,12 +1,14 @@
 """What a schedule says: tasks, and the order in which each rank runs its own.
 
-An ``Action`` is one task: a kind of work, on one virtual stage, for one micro-batch. An ``Order`` is a list of actions
-for every rank. It is data: it prints as text that parses back to the same value, as ``torch.distributed.pipelining``
-does for its ``_Action`` ("2F0": stage 2, forward, micro-batch 0).
+An ``Action`` is one task: a kind of work, on one virtual stage, for one micro-batch. An ``Order``
+is a list of actions for every rank. It is data: it prints as text that parses back to the same
+value, as ``torch.distributed.pipelining`` does for its ``_Action`` ("2F0": stage 2, forward,
+micro-batch 0).
 
-In come the lists that a schedule or a user wrote, out go these values and the data dependencies between them. An order
-holds no times, no sends and no receives: those follow from it, in later passes. Not here: whether an order is legal
-(orders.py), how long it takes (timeline.py), how it looks (drawing.py), how one is made (schedules/).
+In come the lists that a schedule or a user wrote, out go these values and the data dependencies
+between them. An order holds no times, no sends and no receives: those follow from it, in later
+passes. Not here: whether an order is legal (orders.py), how long it takes (timeline.py), how it
+looks (drawing.py), how one is made (schedules/).
 """
 
 import enum
@@ -37,7 +39,8 @@ class Kind(enum.StrEnum):
 class Action:
     """One task: ``kind`` of work on virtual stage ``stage`` for micro-batch ``microbatch``.
 
-    Actions sort by stage, letter and micro-batch: a stable order for printing sets, with no meaning in time.
+    Actions sort by stage, letter and micro-batch: a stable order for printing sets, with no meaning
+    in time.
 
     Example:
         >>> print(Action(2, Kind.F, 0))
@@ -50,7 +53,9 @@ class Action:
 
     def __post_init__(self) -> None:
         if self.stage < 0 or self.microbatch < 0:
-            raise ValueError(f"expected stage and micro-batch from 0, got {self.stage} and {self.microbatch}")
+            raise ValueError(
+                f"expected stage and micro-batch from 0, got {self.stage} and {self.microbatch}"
+            )
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind.value}{self.microbatch}"
@@ -74,7 +79,9 @@ def parse_action(text: str) -> Action:
     """
     match = _ACTION.fullmatch(text)
     if match is None:
-        raise ValueError(f"expected an action as '2F0' (stage, one of F B I W, micro-batch), got {text!r}")
+        raise ValueError(
+            f"expected an action as '2F0' (stage, one of F B I W, micro-batch), got {text!r}"
+        )
     stage, kind, microbatch = match.groups()
     return Action(int(stage), Kind(kind), int(microbatch))
 
@@ -127,7 +134,8 @@ class Order:
         cells = [[str(action) for action in actions] for actions in self.actions]
         width = max((len(cell) for row in cells for cell in row), default=0)
         lines = [
-            f"rank {rank}: {' '.join(cell.ljust(width) for cell in row)}".rstrip() for rank, row in enumerate(cells)
+            f"rank {rank}: {' '.join(cell.ljust(width) for cell in row)}".rstrip()
+            for rank, row in enumerate(cells)
         ]
         return "\n".join([header, *lines])
 
@@ -148,7 +156,9 @@ def parse_order(text: str) -> Order:
     header = _HEADER.fullmatch(lines[0]) if lines else None
     if header is None:
         got = lines[0] if lines else ""
-        raise ValueError(f"expected a first line as '8 micro-batches, stages on ranks 0 1 2 3', got {got!r}")
+        raise ValueError(
+            f"expected a first line as '8 micro-batches, stages on ranks 0 1 2 3', got {got!r}"
+        )
     placement = tuple(int(rank) for rank in header.group(2).split())
     actions = tuple(_parse_rank(line, rank) for rank, line in enumerate(lines[1:]))
     return Order(actions, placement, int(header.group(1)))
@@ -167,21 +177,22 @@ def _parse_rank(line: str, rank: int) -> tuple[Action, ...]:
 def dependencies(action: Action, num_stages: int, splits: bool) -> tuple[Action, ...]:
     """The tasks whose results ``action`` reads, and that must therefore have run before it.
 
-    Forward reads the stage before, backward reads its own forward and the stage after, and a weight gradient reads its
-    own input gradient.
+    Forward reads the stage before, backward reads its own forward and the stage after, and a weight
+    gradient reads its own input gradient.
 
     Args:
         action: the task that reads.
         num_stages: virtual stages in the pipeline.
-        splits: whether the stage *after* splits its backward for this micro-batch, so that its cotangent comes from an
-            ``I`` and not from a ``B``. An order may mix both: ``dependency_map`` looks it up for every task.
+        splits: whether the stage *after* splits its backward for this micro-batch, so that its
+            cotangent comes from an ``I`` and not from a ``B``. An order may mix both:
+            ``dependency_map`` looks it up for every task.
 
     Returns:
         None, one or two actions.
 
     Example:
-        >>> [str(needed) for needed in dependencies(parse_action("1B0"), num_stages=4, splits=False)]
-        ['1F0', '2B0']
+        >>> print(*dependencies(parse_action("1B0"), num_stages=4, splits=False))
+        1F0 2B0
     """
     stage, kind, microbatch = action.stage, action.kind, action.microbatch
     if kind is Kind.F:
@@ -195,16 +206,22 @@ def dependencies(action: Action, num_stages: int, splits: bool) -> tuple[Action,
 
 
 def dependency_map(order: Order) -> dict[Action, tuple[Action, ...]]:
-    """``dependencies`` of every action in the order, each by how the stage after it splits its own backward."""
-    split = {(a.stage, a.microbatch) for actions in order.actions for a in actions if a.kind is Kind.I}
+    """``dependencies`` of every action, each by how the stage after it splits its own backward."""
+    split = {
+        (a.stage, a.microbatch) for actions in order.actions for a in actions if a.kind is Kind.I
+    }
     return {
-        action: dependencies(action, order.num_stages, (action.stage + 1, action.microbatch) in split)
+        action: dependencies(
+            action, order.num_stages, (action.stage + 1, action.microbatch) in split
+        )
         for actions in order.actions
         for action in actions
     }
 
 
-def run_order(order: Order, needs: dict[Action, tuple[Action, ...]]) -> Iterator[tuple[int, Action]]:
+def run_order(
+    order: Order, needs: dict[Action, tuple[Action, ...]]
+) -> Iterator[tuple[int, Action]]:
     """Walk every rank's list as far as it goes, each task after those it needs; takes linear time.
 
     Args:
@@ -212,8 +229,8 @@ def run_order(order: Order, needs: dict[Action, tuple[Action, ...]]) -> Iterator
         needs: their ``dependency_map``.
 
     Yields:
-        ``(rank, action)`` in one order that respects lists and dependencies. Stops early where all ranks are stuck: an
-        order is free of cycles exactly if every action comes out.
+        ``(rank, action)`` in one order that respects lists and dependencies. Stops early where all
+        ranks are stuck: an order is free of cycles exactly if every action comes out.
     """
     done: set[Action] = set()
     waiting: dict[Action, list[int]] = {}

@@ -1,10 +1,12 @@
 """The picture of an order in fixed-width text: one line per rank, time to the right.
 
-In comes an ``Order`` and what its tasks cost, out goes text for a terminal, a docstring or a README. A cell is as wide
-as its task is long, and holds the micro-batch's number; letters say the kind of work, or background colours do where
-the reader has a terminal. Not here: other formats, and times measured in a run.
+In comes an ``Order`` and what its tasks cost, out goes text for a terminal, a docstring or a
+README. A cell is as wide as its task is long, and holds the micro-batch's number; letters say the
+kind of work, or background colours do where the reader has a terminal. Not here: other formats, and
+times measured in a run.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,8 +23,14 @@ from stagewright.pipelining.timeline import (
     simulate_order,
 )
 
-_WORDS = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input gradient", Kind.W: "weight gradient"}
-_COLORS = {  # 256-colour backgrounds, all light enough for black text; one shade per stage of a rank, in turn
+_WORDS = {
+    Kind.F: "forward",
+    Kind.B: "backward",
+    Kind.I: "input gradient",
+    Kind.W: "weight gradient",
+}
+# 256-colour backgrounds, light enough for black text; the stages of a rank take shades in turn.
+_COLORS = {
     Kind.F: (75, 117, 153),
     Kind.B: (78, 120, 157),
     Kind.I: (79, 122, 158),
@@ -37,27 +45,32 @@ Piece = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Columns of text for instants: ``columns`` per ``unit`` of time."""
+    """Columns of text: ``columns`` per ``unit`` of time, and ``shortest`` for the shortest task."""
 
     unit: Fraction
     columns: int
+    shortest: int
 
     def column(self, time: Time) -> int:
         return math.floor(Fraction(time) / self.unit * self.columns + Fraction(1, 2))
 
 
-def draw_order(order: Order, costs: Costs = UNIT_COSTS, color: bool = False, width: int | None = None) -> str:
+def draw_order(
+    order: Order, costs: Costs = UNIT_COSTS, color: bool = False, width: int | None = None
+) -> str:
     """Draw when each rank runs which task.
 
-    In plain text a task is its kind's letter and its micro-batch (``F0``), drawn out with dashes when it takes longer
-    than the shortest task; dots are idle time. Where a rank holds several stages, those at odd places (its second, its
-    fourth) are written in lower case; in colour they have another shade.
+    In plain text a task is its kind's letter and its micro-batch (``F0``), drawn out with dashes
+    when it takes longer than the shortest task; dots are idle time. Where a rank holds several
+    stages, those at odd places (its second, its fourth) are written in lower case; in colour they
+    have another shade.
 
     Args:
         order: a legal order.
         costs: durations of the tasks, in any unit.
         color: mark the kinds by ANSI background colours and leave the letters out.
-        width: columns of the page. A wider picture is first drawn smaller, then cut, with an ellipsis.
+        width: columns of the page. A wider picture is first drawn smaller, then cut, with an
+            ellipsis.
 
     Returns:
         Lines of text: a heading with the bubble, a time scale, one line per rank, a legend.
@@ -73,7 +86,9 @@ def draw_order(order: Order, costs: Costs = UNIT_COSTS, color: bool = False, wid
     """
     timeline = simulate_order(order, costs)
     margin = len(f"rank {order.num_ranks - 1}") + 2
-    scale = _choose_scale(timeline, order.num_microbatches, color, None if width is None else width - margin)
+    scale = _choose_scale(
+        timeline, order.num_microbatches, color, None if width is None else width - margin
+    )
     shade = _stage_shades(order)
     lines = _wrap(_heading(order, timeline), ", ", width)
     lines.append([(" " * margin, ""), (_ticks(timeline.makespan, scale), "")])
@@ -85,15 +100,31 @@ def draw_order(order: Order, costs: Costs = UNIT_COSTS, color: bool = False, wid
     return "\n".join(_render(line, width) for line in lines)
 
 
-def _choose_scale(timeline: Timeline, num_microbatches: int, color: bool, width: int | None) -> _Scale:
-    """A column more than the longest label for the shortest task, or as many as fit, but at least one."""
-    durations = [span.end - span.start for span in timeline.spans]
-    unit = Fraction(min((duration for duration in durations if duration), default=1))
-    columns = len(str(num_microbatches - 1)) + (1 if color else 2)
+def _choose_scale(
+    timeline: Timeline, num_microbatches: int, color: bool, width: int | None
+) -> _Scale:
+    """Give the shortest task a column more than the longest label, or what fits, at least one.
+
+    The unit is the greatest common divisor of all durations if the shortest is only a few of them,
+    so that every task is drawn in proportion; otherwise it is the shortest task, and the ends of
+    the others are rounded to a column.
+    """
+    wanted = len(str(num_microbatches - 1)) + (1 if color else 2)
+    durations = {Fraction(span.end) - Fraction(span.start) for span in timeline.spans} - {0}
+    unit = shortest = min(durations, default=Fraction(1))
+    divisor = functools.reduce(_common_divisor, durations, Fraction(0))
+    if durations and shortest <= wanted * divisor:
+        unit = divisor
+    columns = math.ceil(wanted * unit / shortest)
     units = Fraction(timeline.makespan) / unit
     while width is not None and columns > 1 and units * columns > width:
         columns -= 1
-    return _Scale(unit, columns)
+    return _Scale(unit, columns, math.ceil(columns * shortest / unit))
+
+
+def _common_divisor(a: Fraction, b: Fraction) -> Fraction:
+    denominator = math.lcm(a.denominator, b.denominator)
+    return Fraction(math.gcd(int(a * denominator), int(b * denominator)), denominator)
 
 
 def _stage_shades(order: Order) -> tuple[int, ...]:
@@ -122,13 +153,15 @@ def _ticks(makespan: Time, scale: _Scale) -> str:
     return text
 
 
-def _row(spans: Iterable[Span], end: int, scale: _Scale, shade: Sequence[int], color: bool) -> list[Piece]:
+def _row(
+    spans: Iterable[Span], end: int, scale: _Scale, shade: Sequence[int], color: bool
+) -> list[Piece]:
     pieces = []
     at = 0
     for span in spans:
         start, stop = scale.column(span.start), scale.column(span.end)
         pieces.append((_idle(at, start, scale.columns), ""))
-        pieces += _cell(span.action, stop - start, shade[span.action.stage], color)
+        pieces += _cell(span.action, stop - start, scale.shortest, shade[span.action.stage], color)
         at = stop
     return [*pieces, (_idle(at, end, scale.columns), "")]
 
@@ -137,20 +170,22 @@ def _idle(start: int, stop: int, columns: int) -> str:
     return "".join(" " if column % columns else "." for column in range(start, stop))
 
 
-def _cell(action: Action, columns: int, shade: int, color: bool) -> list[Piece]:
-    """The task's label, with a blank after it where there is room, and only its letter where there is none."""
+def _cell(action: Action, columns: int, shortest: int, shade: int, color: bool) -> list[Piece]:
+    """The label, with a blank after it where there is room, or its letter where there is none."""
+    number = str(action.microbatch)
     if color:
-        label = str(action.microbatch)
-        text = label if len(label) <= columns else ""
+        label = number if len(number) <= columns else ""
         shades = _COLORS[action.kind]
-        gap = 1 if len(label) < columns else 0
-        code = f"\x1b[30;48;5;{shades[shade % len(shades)]}m"
-        return [(text.ljust(columns - gap), code), (" " * gap, "")]
-    letter = action.kind.lower() if shade % 2 else action.kind.value
-    label = f"{letter}{action.microbatch}"
-    if len(label) < columns:
-        return [(label.ljust(columns - 1, "-") + " ", "")]
-    return [((label if len(label) == columns else letter).ljust(columns, "-")[:columns], "")]
+        gap = 1 if len(number) < columns else 0
+        return [
+            (label.ljust(columns - gap), f"\x1b[30;48;5;{shades[shade % len(shades)]}m"),
+            (" " * gap, ""),
+        ]
+    letter = action.kind.value.lower() if shade % 2 else action.kind.value
+    label = f"{letter}{number}" if len(number) < columns else letter[:columns]
+    fill = "-" if columns > shortest else " "
+    gap = 1 if len(f"{letter}{number}") < columns else 0
+    return [(label.ljust(columns - gap, fill) + " " * gap, "")]
 
 
 def _legend(order: Order, color: bool) -> list[list[Piece]]:
@@ -161,7 +196,7 @@ def _legend(order: Order, color: bool) -> list[list[Piece]]:
         items.append([(f" {kind.value} " if color else kind.value, code), (f" {_WORDS[kind]}", "")])
     notes = [". idle", "numbers: micro-batches"]
     if len(set(order.placement)) < order.num_stages:
-        notes.append(f"{'other shade' if color else 'lower case'}: every second stage of a rank")
+        notes.append(f"{'other shade' if color else 'lower case'}: every second stage")
     return [*items, *([(note, "")] for note in notes)]
 
 

@@ -1,8 +1,9 @@
 """The family of errors that the pipelining packages raise.
 
-In comes what went wrong, out goes one exception type a caller can catch: ``PipelineError`` for all of them, or the
-narrower type of the pass that refused. Mistakes in what the caller gave are ``ValueError`` too, so that code that
-knows nothing of pipelines still catches them. Not here: broken invariants of our own, which are plain ``assert``.
+In comes what went wrong, out goes one exception type a caller can catch: ``PipelineError`` for all
+of them, or the narrower type of the pass that refused. Mistakes in what the caller gave are
+``ValueError`` too, so that code that knows nothing of pipelines still catches them. Not here:
+broken invariants of our own, which are plain ``assert``.
 """
 
 
@@ -15,7 +16,7 @@ class StageError(PipelineError, ValueError):
 
 
 class ScheduleError(PipelineError, ValueError):
-    """An order of tasks is not legal: a task is missing, misplaced, doubled, or waits for itself."""
+    """An order of tasks is not legal: one is missing, misplaced, doubled, or waits for itself."""
 
 
 class CommunicationError(PipelineError):
@@ -23,7 +24,7 @@ class CommunicationError(PipelineError):
 
 
 class ActorError(PipelineError):
-    """An actor failed while it ran a step; says which instruction of which rank, so the caller can find the task.
+    """An actor failed while it ran a step: at which instruction, of which rank, for which task.
 
     All fields are positional arguments of the exception, so it survives pickling between processes.
 
@@ -61,4 +62,5 @@ class ActorError(PipelineError):
         named = (("stage ", self.stage), ("", self.kind), ("micro-batch ", self.microbatch))
         task = ", ".join(f"{label}{value}" for label, value in named if value is not None)
         where = f" ({task})" if task else ""
-        return f"rank {self.rank} failed at {self.instruction}{where}: {self.reason or 'no reason given'}"
+        reason = self.reason or "no reason given"
+        return f"rank {self.rank} failed at {self.instruction}{where}: {reason}"

@@ -1,10 +1,10 @@
 """Whether an order can be run, and one global sequence in which it can.
 
-In comes an ``Order``, from one of our schedules or from a user's. ``validate_order`` proves that every task is there
-once, on the right rank, and that the ranks cannot end up waiting for each other in a circle; otherwise it raises an
-error that shows the place. ``topological_order`` gives the one sequence of all tasks by which the communication pass
-issues sends and receives. Not here: sends and receives themselves and their own proof (communication, the program
-checker), times (timeline.py).
+In comes an ``Order``, from one of our schedules or from a user's. ``validate_order`` proves that
+every task is there once, on the right rank, and that the ranks cannot end up waiting for each other
+in a circle; otherwise it raises an error that shows the place. ``topological_order`` gives the one
+sequence of all tasks by which the communication pass issues sends and receives. Not here: sends and
+receives themselves and their own proof (communication, the program checker), times (timeline.py).
 """
 
 from collections.abc import Iterator
@@ -23,17 +23,18 @@ def validate_order(order: Order) -> None:
     """Prove that an order is legal: complete, rightly placed, and free of circles.
 
     1. Every rank holds at least one stage.
-    2. Every action belongs to a stage and micro-batch that exist, on the rank that the placement says, once.
-    3. Every stage and micro-batch has one ``F`` and either one ``B`` or one ``I`` and one ``W``; both ways may occur in
-       one order.
+    2. Every action belongs to a stage and micro-batch that exist, on the rank that the placement
+      says, once.
+    3. Every stage and micro-batch has one ``F`` and either one ``B`` or one ``I`` and one ``W``;
+       both ways may occur in one order.
     4. Running the lists from the top, no rank waits for a task that waits for it.
 
     Args:
         order: the order to check.
 
     Raises:
-        ScheduleError: the order is not legal. The message shows the part of the grid around the offending action,
-            marked ``<-- ERROR HERE``, in at most 15 lines.
+        ScheduleError: the order is not legal. The message shows the part of the grid around the
+            offending action, marked ``<-- ERROR HERE``, in at most 15 lines.
 
     Example:
         >>> from stagewright.pipelining.actions import parse_order
@@ -59,8 +60,8 @@ def validate_order(order: Order) -> None:
 def topological_order(order: Order, costs: Costs | None = None) -> tuple[tuple[int, Action], ...]:
     """All tasks of all ranks in one sequence: by simulated start, ties by rank.
 
-    It keeps every rank's own list and puts each task after those it reads, whatever the costs: where times are equal
-    (a task may cost 0), the start in unit time decides first.
+    It keeps every rank's own list and puts each task after those it reads, whatever the costs:
+    where times are equal (a task may cost 0), the start in unit time decides first.
 
     Args:
         order: a legal order.
@@ -86,11 +87,17 @@ def _check_ranks(order: Order) -> None:
     if order.num_microbatches < 1:
         raise ScheduleError(f"expected at least 1 micro-batch, got {order.num_microbatches}")
     if order.num_ranks < 1 or order.num_stages < 1:
-        raise ScheduleError(f"expected ranks and stages, got {order.num_ranks} ranks and {order.num_stages} stages")
-    beyond = next((stage for stage, rank in enumerate(order.placement) if not 0 <= rank < order.num_ranks), None)
+        raise ScheduleError(
+            f"expected ranks and stages, got {order.num_ranks} ranks and {order.num_stages} stages"
+        )
+    beyond = next(
+        (stage for stage, rank in enumerate(order.placement) if not 0 <= rank < order.num_ranks),
+        None,
+    )
     if beyond is not None:
         raise ScheduleError(
-            f"stage {beyond} is placed on rank {order.placement[beyond]}, but the order has {order.num_ranks} ranks"
+            f"stage {beyond} is placed on rank {order.placement[beyond]}, "
+            f"but the order has {order.num_ranks} ranks"
         )
     empty = sorted(set(range(order.num_ranks)) - set(order.placement))
     if empty:
@@ -109,17 +116,21 @@ def _check_actions(order: Order) -> None:
             if problem is None and action in seen:
                 problem = f"{action} comes twice"
             if problem is not None:
-                raise ScheduleError("\n".join([f"{problem}, on rank {rank}", *_excerpt(order, {rank: position}, rank)]))
+                where = f"rank {rank}, position {position}: {problem}"
+                raise ScheduleError("\n".join([where, *_excerpt(order, {rank: position}, rank)]))
             seen.add(action)
 
 
 def _misplaced(order: Order, rank: int, action: Action) -> str | None:
-    if action.stage >= order.num_stages:
-        return f"{action} names stage {action.stage}, but there are only {order.num_stages} stages"
-    if action.microbatch >= order.num_microbatches:
-        return f"{action} names micro-batch {action.microbatch}, but there are only {order.num_microbatches}"
-    if rank != order.placement[action.stage]:
-        return f"{action} belongs on rank {order.placement[action.stage]}, which holds stage {action.stage}"
+    stage, microbatch = action.stage, action.microbatch
+    if stage >= order.num_stages:
+        return f"{action} names stage {stage}, but there are only {order.num_stages} stages"
+    if microbatch >= order.num_microbatches:
+        return (
+            f"{action} names micro-batch {microbatch}, but there are only {order.num_microbatches}"
+        )
+    if rank != order.placement[stage]:
+        return f"{action} belongs on rank {order.placement[stage]}, which holds stage {stage}"
     return None
 
 
@@ -132,9 +143,10 @@ def _check_complete(order: Order) -> None:
         for microbatch in range(order.num_microbatches):
             got = kinds.get((stage, microbatch), set())
             if got not in _WHOLE_BACKWARDS:
+                listed = " ".join(kind.value for kind in Kind if kind in got) or "none"
                 raise ScheduleError(
-                    f"stage {stage}, micro-batch {microbatch}, on rank {order.placement[stage]}: expected the tasks "
-                    f"F B, or F I W, got {' '.join(kind for kind in Kind if kind in got) or 'none'}"
+                    f"stage {stage}, micro-batch {microbatch}, on rank {order.placement[stage]}: "
+                    f"expected the tasks F B, or F I W, got {listed}"
                 )
 
 
@@ -159,14 +171,16 @@ def _waits(
 
 def _describe_circle(order: Order, stuck: dict[int, int], waits: dict[int, Action]) -> str:
     circle = _circle(order, min(stuck), waits)
-    ahead = {rank: _place(order, waits[rank])[1] - stuck[_place(order, waits[rank])[0]] for rank in circle}
-    worst = circle.index(max(circle, key=lambda rank: (ahead[rank], -rank)))  # the task that comes most out of turn
+    places = {rank: _place(order, waits[rank]) for rank in circle}
+    ahead = {rank: position - stuck[there] for rank, (there, position) in places.items()}
+    # Begin with the task that is most out of turn: what it waits for is furthest away.
+    worst = circle.index(max(circle, key=lambda rank: (ahead[rank], -rank)))
     circle = circle[worst:] + circle[:worst]
     heads = {rank: order.actions[rank][stuck[rank]] for rank in circle}
     lines = [f"the order cannot run: rank {circle[0]} is stuck at {heads[circle[0]]}"]
     lines += _excerpt(order, stuck, circle[0])
     for rank in circle[:_WAITS_SHOWN]:
-        there, position = _place(order, waits[rank])
+        there, position = places[rank]
         lines.append(
             f"{heads[rank]} (rank {rank}, position {stuck[rank]}) waits for "
             f"{waits[rank]} (rank {there}, position {position})"
@@ -177,7 +191,7 @@ def _describe_circle(order: Order, stuck: dict[int, int], waits: dict[int, Actio
 
 
 def _circle(order: Order, rank: int, waits: dict[int, Action]) -> list[int]:
-    """The ranks that wait for each other in a circle, found from any stuck rank: every stuck rank waits for one."""
+    """The ranks that wait for each other in a circle, found from any rank that is stuck."""
     trail: list[int] = []
     while rank not in trail:
         trail.append(rank)

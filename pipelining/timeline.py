@@ -1,10 +1,11 @@
 """When each task of an order would run, given what the tasks cost.
 
-In comes an ``Order`` and its ``Costs``, out goes a ``Timeline``: one ``Span`` of time for every task. Times are in
-whatever unit the costs have (seconds, or plain counts); whole numbers and fractions give exact results, so that a
-bubble can be compared with a paper's formula without a tolerance. A task starts when its rank is free and everything it
-reads has arrived. Not here: bytes, links and the compiled programs (the program simulator), measured times (the
-runtime), pictures (drawing.py).
+In comes an ``Order`` and its ``Costs``, out goes a ``Timeline``: one ``Span`` of time for every
+task. Times are in whatever unit the costs have (seconds, or plain counts); whole numbers and
+fractions give exact results, so that a bubble can be compared with a paper's formula without a
+tolerance. A task starts when its rank is free and everything it reads has arrived. Not here: bytes,
+links and the compiled programs (the program simulator), measured times (the runtime), pictures
+(drawing.py).
 """
 
 from dataclasses import dataclass
@@ -19,16 +20,17 @@ Time = float | Fraction
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """How long each kind of task takes, for all stages alike or as a tuple with one number per stage.
+    """How long each kind of task takes: one number for all stages, or a tuple with one for each.
 
-    The default is the unit of the literature: forward, input gradient and weight gradient take 1 each, and a full
-    backward takes the sum of both gradients.
+    The default is the unit of the literature: forward, input gradient and weight gradient take 1
+    each, and a full backward takes the sum of both gradients.
 
     Args:
         forward: duration of ``F``.
         backward_input: duration of ``I``.
         backward_weight: duration of ``W``.
-        latency: how long a value takes from the end of its task to another rank; no rank is kept busy by it.
+        latency: how long a value takes from the end of its task to another rank; no rank is kept
+            busy by it.
     """
 
     forward: Time | tuple[Time, ...] = 1
@@ -117,7 +119,8 @@ def simulate_order(order: Order, costs: Costs = UNIT_COSTS) -> Timeline:
         The spans of all tasks.
 
     Raises:
-        ScheduleError: the order cannot run to its end (``orders.validate_order`` says where and why).
+        ScheduleError: the order cannot run to its end (``orders.validate_order`` says where and
+            why).
         ValueError: costs are given for another number of stages.
 
     Example:
@@ -141,16 +144,17 @@ def simulate_order(order: Order, costs: Costs = UNIT_COSTS) -> Timeline:
         spans.append(Span(rank, action, start, free[rank]))
     if len(spans) != (expected := sum(map(len, order.actions))):
         raise ScheduleError(
-            f"only {len(spans)} of {expected} tasks can run; orders.validate_order(order) says which one is stuck"
+            f"only {len(spans)} of {expected} tasks can run; "
+            "orders.validate_order(order) says which one is stuck"
         )
     return Timeline(tuple(sorted(spans, key=lambda span: (span.start, span.rank))), order.num_ranks)
 
 
 def peak_activations(order: Order) -> tuple[int, ...]:
-    """The most forwards that each rank holds at once, in units of one micro-batch over one virtual stage.
+    """The most forwards that each rank holds at once, each of one micro-batch over one stage.
 
-    ``F`` stores one. ``B`` or ``W`` frees it; between ``I`` and ``W`` it counts as still one, for what the weight
-    gradient reads.
+    ``F`` stores one. ``B`` or ``W`` frees it; between ``I`` and ``W`` it counts as still one, for
+    what the weight gradient reads.
 
     Example:
         >>> from stagewright.pipelining.schedules import OneFOneB

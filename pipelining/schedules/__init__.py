@@ -1,6 +1,7 @@
 """The schedules, one file each, and the protocol by which users add their own.
 
-In come numbers of ranks and micro-batches, out goes an ``Order`` (pipelining/actions.py). This file only re-exports.
+In come numbers of ranks and micro-batches, out goes an ``Order`` (pipelining/actions.py). This file
+only re-exports.
 """
 
 from stagewright.pipelining.schedules.gpipe import GPipe as GPipe

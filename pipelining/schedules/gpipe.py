@@ -28,9 +28,10 @@ class GPipe:
         F forward  B backward  . idle  numbers: micro-batches
 
     Reference:
-        Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019,
-        arXiv 1811.06965, section 2.3. There the backwards run last micro-batch first; here they run first to last, as
-        the other schedules' do, so that gradients add up in the same sequence and to the same bits.
+        Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline
+        Parallelism", NeurIPS 2019, arXiv 1811.06965, section 2.3. There the backwards run last
+        micro-batch first; here they run first to last, as the other schedules' do, so that
+        gradients add up in the same sequence and to the same bits.
     """
 
     @property
@@ -49,12 +50,12 @@ class GPipe:
         return Order(ranks, looped_placement(num_ranks), num_microbatches)
 
     def bubble(self, num_ranks: int, num_microbatches: int) -> Fraction:
-        """Idle share of the step, (p - 1) / (m + p - 1): section 2.3 of the paper. Exact for any m."""
+        """Idle share of the step, (p - 1) / (m + p - 1): section 2.3. Exact for any m."""
         check_sizes(num_ranks, num_microbatches)
         return Fraction(num_ranks - 1, num_microbatches + num_ranks - 1)
 
     def max_activations(self, num_ranks: int, num_microbatches: int) -> tuple[int, ...]:
-        """Most micro-batches that each rank holds, in units of one micro-batch over one stage: m."""
+        """Most micro-batches, over one stage, that each rank holds at once: m."""
         check_sizes(num_ranks, num_microbatches)
         return (num_microbatches,) * num_ranks
 

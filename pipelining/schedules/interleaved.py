@@ -10,14 +10,15 @@ from stagewright.pipelining.schedules.schedule import alternate, check_sizes, lo
 
 @dataclass(frozen=True, slots=True)
 class Interleaved1F1B:
-    """1F1B over ``repeat`` stages per rank: a bubble as many times smaller, for more transfers and activations.
+    """1F1B over ``repeat`` stages per rank: a bubble as many times smaller, for more transfers.
 
-    Stage s is on rank s % p. Micro-batches go in rounds of about p: a rank runs a whole round through its first stage,
-    then through its second, and so on; backwards likewise, last stage first. With p ranks, m micro-batches,
-    v = ``repeat`` and rounds of at most g micro-batches:
+    Stage s is on rank s % p. Micro-batches go in rounds of about p: a rank runs a whole round
+    through its first stage, then through its second, and so on; backwards likewise, last stage
+    first. With p ranks, m micro-batches, v = ``repeat`` and rounds of at most g micro-batches:
 
     - bubble: (p - 1) / (m v + p - 1) of the step if m >= p; 1 - m v / (p v + m - 1) if m < p.
-    - activations: rank r holds at most 2 (p - r - 1) + (v - 1) g + 1 micro-batches over one stage; 1F1B's if v = 1.
+    - activations: rank r holds at most 2 (p - r - 1) + (v - 1) g + 1 micro-batches over one stage;
+      1F1B's if v = 1.
 
     Args:
         repeat: stages per rank, 1 or more; 1 is plain 1F1B.
@@ -30,15 +31,17 @@ class Interleaved1F1B:
         rank 0  F0 F1 F2 f0 f1 f2 .  .  .  .  b0--- .  b1--- .  b2--- B0--- B1--- B2---
         rank 1  .  F0 F1 F2 f0 f1 f2 .  b0--- .  b1--- .  b2--- B0--- B1--- B2--- .  .
         rank 2  .  .  F0 F1 F2 f0 b0--- f1 b1--- f2 b2--- B0--- B1--- B2--- .  .  .  .
-        F forward  B backward  . idle  numbers: micro-batches  lower case: every second stage of a rank
+        F forward  B backward  . idle  numbers: micro-batches  lower case: every second stage
 
     Reference:
-        Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
-        arXiv 2104.04473, section 2.2.2. There m must be a multiple of p. Here any m works: there are m // p rounds (at
-        least one) whose sizes differ by at most one, the larger first, so that no round is smaller than p while m is
-        not. That keeps the bubble to the formula for every m; the price is rounds of up to 2p - 1 micro-batches, and as
-        many activations, when m lies between p and 2p. (``torch.distributed.pipelining`` makes as many rounds, and
-        refuses an m that they do not divide; smaller last rounds, as in Megatron-LM, stall the pipeline.)
+        Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+        Megatron-LM", SC 2021, arXiv 2104.04473, section 2.2.2. There m must be a multiple of p.
+        Here any m works: there are m // p rounds (at least one) whose sizes differ by at most one,
+        the larger first, so that no round is smaller than p while m is not. That keeps the bubble
+        to the formula for every m; the price is rounds of up to 2p - 1 micro-batches, and as many
+        activations, when m lies between p and 2p. (``torch.distributed.pipelining`` makes as many
+        rounds, and refuses an m that they do not divide; smaller last rounds, as in Megatron-LM,
+        stall the pipeline.)
     """
 
     repeat: int = 2
@@ -61,21 +64,24 @@ class Interleaved1F1B:
         check_sizes(num_ranks, num_microbatches)
         if self.repeat == 1:
             return OneFOneB().order(num_ranks, num_microbatches)
-        ranks = tuple(self._rank_actions(rank, num_ranks, num_microbatches) for rank in range(num_ranks))
+        ranks = tuple(
+            self._rank_actions(rank, num_ranks, num_microbatches) for rank in range(num_ranks)
+        )
         return Order(ranks, looped_placement(num_ranks, self.repeat), num_microbatches)
 
     def bubble(self, num_ranks: int, num_microbatches: int) -> Fraction:
-        """Idle share of the step. Section 2.2.2 of the paper gives (p - 1) / (m v) of the *ideal* time for m >= p.
+        """Idle share of the step; section 2.2.2 gives (p - 1) / (m v) of the *ideal* time.
 
-        For fewer micro-batches than ranks the longest path counts: p v stages forward, m - 1 more micro-batches on the
-        last one, p v stages back. Both are exact for any m.
+        For fewer micro-batches than ranks the longest path counts: p v stages forward, m - 1 more
+        micro-batches on the last one, p v stages back. Exact for any m, and for any costs that are
+        equal for all stages.
         """
         check_sizes(num_ranks, num_microbatches)
         few, many = sorted((num_ranks, num_microbatches))
         return 1 - Fraction(num_microbatches * self.repeat, many * self.repeat + few - 1)
 
     def max_activations(self, num_ranks: int, num_microbatches: int) -> tuple[int, ...]:
-        """Most forwards that each rank holds at once, in units of one micro-batch over one stage."""
+        """Most micro-batches, over one stage, that each rank holds at once."""
         check_sizes(num_ranks, num_microbatches)
         if self.repeat == 1:
             return OneFOneB().max_activations(num_ranks, num_microbatches)
@@ -85,7 +91,9 @@ class Interleaved1F1B:
 
     def _num_warmup(self, rank: int, num_ranks: int, num_microbatches: int) -> int:
         largest = _round_sizes(num_ranks, num_microbatches)[0]
-        return min(2 * (num_ranks - rank - 1) + (self.repeat - 1) * largest, num_microbatches * self.repeat)
+        return min(
+            2 * (num_ranks - rank - 1) + (self.repeat - 1) * largest, num_microbatches * self.repeat
+        )
 
     def _rank_actions(self, rank: int, num_ranks: int, num_microbatches: int) -> tuple[Action, ...]:
         stages = range(rank, num_ranks * self.repeat, num_ranks)
@@ -94,9 +102,13 @@ class Interleaved1F1B:
         first = 0
         for size in _round_sizes(num_ranks, num_microbatches):
             microbatches = range(first, first + size)
-            forwards += [Action(stage, Kind.F, microbatch) for stage in stages for microbatch in microbatches]
+            forwards += [
+                Action(stage, Kind.F, microbatch) for stage in stages for microbatch in microbatches
+            ]
             backwards += [
-                Action(stage, Kind.B, microbatch) for stage in reversed(stages) for microbatch in microbatches
+                Action(stage, Kind.B, microbatch)
+                for stage in reversed(stages)
+                for microbatch in microbatches
             ]
             first += size
         return alternate(forwards, backwards, self._num_warmup(rank, num_ranks, num_microbatches))

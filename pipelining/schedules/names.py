@@ -1,7 +1,7 @@
 """Schedules by the short names that the command line, the recipes and the logs use.
 
-In comes a text as ``1f1b`` or ``interleaved:2``, out goes the schedule. A schedule's ``name`` is the inverse. Not here:
-schedules that users write, which are passed as objects.
+In comes a text as ``1f1b`` or ``interleaved:2``, out goes the schedule. A schedule's ``name`` is
+the inverse. Not here: schedules that users write, which are passed as objects.
 """
 
 import difflib
@@ -21,7 +21,8 @@ def by_name(text: str) -> Schedule:
     """Make the schedule of that name.
 
     Args:
-        text: ``gpipe``, ``1f1b``, ``zbh1``, or ``interleaved:N`` with N stages per rank (``interleaved`` alone: 2).
+        text: ``gpipe``, ``1f1b``, ``zbh1``, or ``interleaved:N`` with N stages per rank
+            (``interleaved`` alone: 2).
 
     Returns:
         The schedule.
@@ -44,5 +45,9 @@ def by_name(text: str) -> Schedule:
 def _unknown(text: str, base: str) -> str:
     names = [*_PLAIN, *(f"{name}:N" for name in _REPEATED)]
     near = difflib.get_close_matches(base, [*_PLAIN, *_REPEATED], n=1, cutoff=0.5)
-    hint = f" Did you mean {next(name for name in names if name.startswith(near[0]))!r}?" if near else ""
-    return f"expected a schedule's name, got {text!r}.{hint} There are: {', '.join(names)} (N stages per rank)."
+    nearest = [name for name in names if near and name.startswith(near[0])]
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    listed = ", ".join(names)
+    return (
+        f"expected a schedule's name, got {text!r}.{hint} There are: {listed} (N stages per rank)."
+    )

@@ -9,10 +9,10 @@ from stagewright.pipelining.schedules.schedule import alternate, check_sizes, lo
 
 @dataclass(frozen=True, slots=True)
 class OneFOneB:
-    """Start each backward as soon as it can: GPipe's bubble with memory for p micro-batches instead of m.
+    """Start each backward as soon as can be: GPipe's bubble, memory for p micro-batches, not m.
 
-    Rank r warms up with p - r - 1 forwards, then runs one forward and one backward in turn, then the backwards that are
-    left. With p ranks and m micro-batches:
+    Rank r warms up with p - r - 1 forwards, then runs one forward and one backward in turn, then
+    the backwards that are left. With p ranks and m micro-batches:
 
     - bubble: (p - 1) / (m + p - 1) of the step, whatever forward and backward cost.
     - activations: rank r holds min(p - r, m) micro-batches.
@@ -29,8 +29,9 @@ class OneFOneB:
         F forward  B backward  . idle  numbers: micro-batches
 
     Reference:
-        Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training" (PipeDream-Flush), ICML 2021,
-        arXiv 2006.09503, section 3.2; also Fan et al., "DAPPLE", PPoPP 2021, arXiv 2007.01045.
+        Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training" (PipeDream-Flush), ICML
+        2021, arXiv 2006.09503, section 3.2; also Fan et al., "DAPPLE", PPoPP 2021,
+        arXiv 2007.01045.
     """
 
     @property
@@ -54,7 +55,7 @@ class OneFOneB:
         return Fraction(num_ranks - 1, num_microbatches + num_ranks - 1)
 
     def max_activations(self, num_ranks: int, num_microbatches: int) -> tuple[int, ...]:
-        """Most micro-batches that each rank r holds, in units of one micro-batch over one stage: min(p - r, m)."""
+        """Most micro-batches, over one stage, that each rank r holds at once: min(p - r, m)."""
         check_sizes(num_ranks, num_microbatches)
         return tuple(min(num_ranks - rank, num_microbatches) for rank in range(num_ranks))
 

@@ -1,9 +1,10 @@
 """What a schedule is, and the few pieces that several schedules share.
 
-In come a number of ranks and of micro-batches, out goes an ``Order``. A schedule decides order and placement, and
-nothing else: sends, receives, frees and what is computed where follow from its order. To write your own, give a class
-the three members of ``Schedule``; there is nothing to register or inherit. Not here: the schedules themselves, one file
-each beside this one, and the proof that an order is legal (pipelining/orders.py).
+In come a number of ranks and of micro-batches, out goes an ``Order``. A schedule decides order and
+placement, and nothing else: sends, receives, frees and what is computed where follow from its
+order. To write your own, give a class the three members of ``Schedule``; there is nothing to
+register or inherit. Not here: the schedules themselves, one file each beside this one, and the
+proof that an order is legal (pipelining/orders.py).
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,8 @@ def check_sizes(num_ranks: int, num_microbatches: int) -> None:
     """Refuse a pipeline without ranks or a step without micro-batches."""
     if num_ranks < 1 or num_microbatches < 1:
         raise ScheduleError(
-            f"expected at least 1 rank and 1 micro-batch, got {num_ranks} ranks and {num_microbatches} micro-batches"
+            "expected at least 1 rank and 1 micro-batch, "
+            f"got {num_ranks} ranks and {num_microbatches} micro-batches"
         )
 
 
@@ -51,8 +53,14 @@ def looped_placement(num_ranks: int, repeat: int = 1) -> tuple[int, ...]:
     return tuple(range(num_ranks)) * repeat
 
 
-def alternate(forwards: Sequence[Action], backwards: Sequence[Action], num_warmup: int) -> tuple[Action, ...]:
-    """``num_warmup`` forwards, then one forward and one backward in turn, then the backwards that are left."""
+def alternate(
+    forwards: Sequence[Action], backwards: Sequence[Action], num_warmup: int
+) -> tuple[Action, ...]:
+    """``num_warmup`` forwards, then forward and backward in turn, then the backwards left over."""
     num_steady = len(forwards) - num_warmup
     steady = zip(forwards[num_warmup:], backwards[:num_steady], strict=True)
-    return (*forwards[:num_warmup], *(action for pair in steady for action in pair), *backwards[num_steady:])
+    return (
+        *forwards[:num_warmup],
+        *(action for pair in steady for action in pair),
+        *backwards[num_steady:],
+    )

@@ -11,15 +11,17 @@ from stagewright.pipelining.schedules.schedule import check_sizes, looped_placem
 class ZBH1:
     """1F1B with the backward split in two: a third of its bubble, within its peak memory.
 
-    Only the input gradient (``I``) keeps the stage before waiting; the weight gradient (``W``) can run whenever there
-    is time. Forwards and input gradients keep 1F1B's order. Rank r puts off its weight gradients by r micro-batches, as
-    it warms up with r forwards less than rank 0: so every rank holds the same, and has work left for the end, when
-    input gradients arrive slowly. With p ranks, m micro-batches, and tasks of one unit each:
+    Only the input gradient (``I``) keeps the stage before waiting; the weight gradient (``W``) can
+    run whenever there is time. Forwards and input gradients keep 1F1B's order. Rank r puts off its
+    weight gradients by r micro-batches, as it warms up with r forwards less than rank 0: so every
+    rank holds the same, and has work left for the end, when input gradients arrive slowly. With p
+    ranks, m micro-batches, and tasks of one unit each:
 
-    - bubble: (p - 1) (F + I - W) = p - 1 units on each rank if m >= p, in a step of 3 m + p - 1 (the same with other
-      costs, while W is no longer than F and I); a step takes 2 (m + p) - 1 units if m < p.
-    - activations: every rank holds at most min(p, m) micro-batches, as many as 1F1B's first rank; what a weight
-      gradient still reads is counted as a whole one.
+    - bubble: (p - 1) (F + I - W) = p - 1 units on each rank if m >= p, in a step of 3 m + p - 1
+      (the same with other costs, while W is no longer than F and I); a step takes 2 (m + p) - 1
+      units if m < p.
+    - activations: every rank holds at most min(p, m) micro-batches, as many as 1F1B's first rank;
+      what a weight gradient still reads is counted as a whole one.
 
     Example:
         >>> from stagewright.pipelining.drawing import draw_order
@@ -33,9 +35,10 @@ class ZBH1:
         F forward  I input gradient  W weight gradient  . idle  numbers: micro-batches
 
     Reference:
-        Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, arXiv 2401.10241, section 2.1 and figure 3, top. Its
-        "B" is our ``I``. The paper says that each worker delays W by its number of warm-up micro-batches and draws one
-        case; here that delay is the whole rule, and gives its bubble and memory for every p and m.
+        Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, arXiv 2401.10241, section 2.1 and
+        figure 3, top. Its "B" is our ``I``. The paper says that each worker delays W by its number
+        of warm-up micro-batches and draws one case; here that delay is the whole rule, and gives
+        its bubble and memory for every p and m.
     """
 
     @property
@@ -56,15 +59,15 @@ class ZBH1:
     def bubble(self, num_ranks: int, num_microbatches: int) -> Fraction:
         """Idle share of the step for F = I = W: (p - 1) / (3 m + p - 1) if m >= p (section 2.3).
 
-        For fewer micro-batches than ranks the longest path counts: p stages forward, 2 (m - 1) tasks more on the last
-        rank, p stages back, one weight gradient. Both are exact for any m.
+        For fewer micro-batches than ranks the longest path counts: p stages forward, 2 (m - 1)
+        tasks more on the last rank, p stages back, one weight gradient. Both are exact for any m.
         """
         check_sizes(num_ranks, num_microbatches)
         units = 2 * num_microbatches + num_ranks - 1 + max(num_microbatches, num_ranks)
         return 1 - Fraction(3 * num_microbatches, units)
 
     def max_activations(self, num_ranks: int, num_microbatches: int) -> tuple[int, ...]:
-        """Most micro-batches that each rank holds, in units of one micro-batch over one stage: min(p, m)."""
+        """Most micro-batches, over one stage, that each rank holds at once: min(p, m)."""
         check_sizes(num_ranks, num_microbatches)
         return (min(num_ranks, num_microbatches),) * num_ranks
 
