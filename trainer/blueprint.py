@@ -1,7 +1,8 @@
-"""A model before it exists: its graph, and pure functions that make its arrays and put them back into a model.
+"""A model before it exists: its graph, and pure functions to make its arrays and put them back.
 
-In: the user's constructor, a seed and the layers of each stage.  Out: a `Blueprint`, made without allocating one array.
-Training, evaluation and generation all get their models from here, so that they cannot disagree on what the model is.
+In: the user's constructor, a seed and the layers of each stage.  Out: a `Blueprint`, made without
+allocating one array. Training, evaluation and generation all get their models from here, so that
+they cannot disagree on what the model is.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ class Blueprint:
     Attributes:
       make: constructor of the model.
       seed: seed of all its random streams.
-      layers_per_stage: how many layers each stage has, or None to leave the model's own marks as they are.
+      layers_per_stage: how many layers each stage has, or None to leave the model's own marks as
+        they are.
       graphdef: the graph in training mode.
       eval_graphdef: the graph in evaluation mode (no dropout).
       params: shapes and dtypes of the parameters, by path.
@@ -37,7 +39,7 @@ class Blueprint:
     rest: nnx.State
 
     def init(self) -> tuple[nnx.State, nnx.State]:
-        """Make the parameters and the rest.  Pure: the same seed gives the same bits, whatever the stages."""
+        """Make the parameters and the rest; the same seed gives the same bits for any stages."""
         _, params, rest = _split(_build(self.make, self.seed, self.layers_per_stage))
         return params, rest
 
@@ -90,8 +92,8 @@ def abstract_model(make: MakeModel, *, seed: int) -> Any:
     model = nnx.eval_shape(lambda: make(nnx.Rngs(seed)))
     if not isinstance(model, nnx.Module) or not callable(getattr(model, "loss", None)):
         raise TypeError(
-            "the model constructor must return an nnx.Module with a method loss(batch) -> (sum over tokens, number of "
-            f"tokens, metrics), got {type(model).__name__}"
+            "the model constructor must return an nnx.Module with a method loss(batch) -> (sum over "
+            f"tokens, number of tokens, metrics), got {type(model).__name__}"
         )
     return model
 

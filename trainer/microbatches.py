@@ -1,8 +1,9 @@
 """From a global batch to micro-batches: which axis of which leaf is cut, and whether it can be.
 
-In: a batch (a pytree, usually a dict, of arrays) and the batch axis of each leaf.  Out: the same tree with a leading
-micro-batch dim on every leaf that is cut; leaves without a batch axis are shared by all micro-batches and stay as they
-are.  What does not divide is refused here, by name, before anything runs: nothing is dropped, padded or repeated.
+In: a batch (a pytree, usually a dict, of arrays) and the batch axis of each leaf.  Out: the same
+tree with a leading micro-batch dim on every leaf that is cut; leaves without a batch axis are
+shared by all micro-batches and stay as they are.  What does not divide is refused here, by name,
+before anything runs: nothing is dropped, padded or repeated.
 """
 
 from collections.abc import Mapping
@@ -19,12 +20,14 @@ Batch = Any  # a pytree of arrays
 class MicrobatchSplit:
     """How a global batch becomes micro-batches.
 
-    Micro-batch number i gets the examples [i * size, (i + 1) * size) along the batch axis, in order.
+    Micro-batch number i gets the examples [i * size, (i + 1) * size) along the batch axis, in
+    order.
 
     Attributes:
       microbatches: how many, at least 1.
-      axes: batch axis of the leaves whose batch axis is not 0, by dotted name ("inputs", "image.mask", "0" for the first
-        of a tuple); None for a leaf that every micro-batch reads whole.
+      axes: batch axis of the leaves whose batch axis is not 0, by dotted name ("inputs",
+        "image.mask", "0" for the first of a tuple); None for a leaf that every micro-batch reads
+        whole.
       data_size: replicas over which each micro-batch is then spread; its size must divide by it.
 
     Example:
@@ -42,25 +45,26 @@ class MicrobatchSplit:
         """Cut a batch.
 
         Returns:
-          The same tree; a leaf of shape [..., batch, ...] becomes [microbatches, ..., batch / microbatches, ...].
+          The same tree; a leaf of shape [..., batch, ...] becomes [microbatches, ..., batch /
+          microbatches, ...].
 
         Raises:
-          ValueError: if a leaf has no such axis, the leaves disagree on the batch size, it does not divide by
-            `microbatches` and `data_size`, or `axes` names a leaf that does not exist.
+          ValueError: if a leaf has no such axis, the leaves disagree on the batch size, it does not
+            divide by `microbatches` and `data_size`, or `axes` names a leaf that does not exist.
         """
         self.validate(batch)
         named, treedef = _flatten(batch)
         return jax.tree.unflatten(treedef, [self._cut(name, leaf) for name, leaf in named])
 
     def in_axes(self, batch: Batch) -> Any:
-        """The batch's tree with 0 for each leaf that is cut and None for each shared one, as `accumulate_grads` asks."""
+        """Tell `accumulate_grads` what was cut: 0 for each leaf that was, None for a shared one."""
         named, treedef = _flatten(batch)
         return jax.tree.unflatten(
             treedef, [None if self._axis(name) is None else 0 for name, _ in named]
         )
 
     def validate(self, batch: Batch) -> int:
-        """Check a batch, or `jax.ShapeDtypeStruct`s like it, and return its number of examples; raises as a call does."""
+        """Check a batch, or shapes like it; return its number of examples; raise as a call does."""
         named, _ = _flatten(batch)
         names = [name for name, _ in named]
         if unknown := sorted(set(self.axes) - set(names)):
@@ -89,8 +93,8 @@ class MicrobatchSplit:
         assert axis is not None, name
         if not -leaf.ndim <= axis < leaf.ndim:
             raise ValueError(
-                f"batch leaf {name!r} of shape {tuple(leaf.shape)} has no axis {axis} to cut into micro-batches; "
-                f"{_hint(name)}"
+                f"batch leaf {name!r} of shape {tuple(leaf.shape)} has no axis {axis} to cut into "
+                f"micro-batches; {_hint(name)}"
             )
         return int(leaf.shape[axis])
 
@@ -109,14 +113,16 @@ class MicrobatchSplit:
             return
         data = f" on each of data={self.data_size} replicas" if self.data_size > 1 else ""
         raise ValueError(
-            f"batch leaf {name!r} holds {size} examples, which do not divide into {self.microbatches} micro-batches"
-            f"{data}; use a batch size that is a multiple of {pieces}, or another number of micro-batches"
+            f"batch leaf {name!r} holds {size} examples, which do not divide into "
+            f"{self.microbatches} micro-batches{data}; use a batch size that is a multiple of "
+            f"{pieces}, or another number of micro-batches"
         )
 
     def _disagreement(self, first: str, size: int, name: str, leaf: Any) -> str:
         return (
-            f"batch leaves disagree on the batch size: {first!r} has {size} examples, but {name!r} of shape "
-            f"{tuple(leaf.shape)} has {self._size(name, leaf)} on its axis {self._axis(name)}; {_hint(name)}"
+            f"batch leaves disagree on the batch size: {first!r} has {size} examples, but {name!r} "
+            f"of shape {tuple(leaf.shape)} has {self._size(name, leaf)} on its axis "
+            f"{self._axis(name)}; {_hint(name)}"
         )
 
 
@@ -134,7 +140,7 @@ def _flatten(batch: Batch) -> tuple[list[tuple[str, Any]], Any]:
 
 
 def _array(leaf: Any) -> Any:
-    """Numbers become arrays, and NumPy's 64-bit types what JAX makes of them, so that equal shapes mean equal programs."""
+    """Make arrays of numbers, in the dtype that JAX would give them."""
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         return leaf
     leaf = np.asarray(leaf)
@@ -142,4 +148,7 @@ def _array(leaf: Any) -> Any:
 
 
 def _hint(name: str) -> str:
-    return f"name its batch axis, or None if all micro-batches share it, as in batch_axes={{{name!r}: None}}"
+    return (
+        "name its batch axis, or None if all micro-batches share it, as in "
+        f"batch_axes={{{name!r}: None}}"
+    )

@@ -1,9 +1,10 @@
 """One train step as a pure function, and the pure function that makes its first state.
 
-In: a model's blueprint, an Optax optimizer and the way batches are cut.  Out: `init()` and `step(state, batch)`, which
-an engine traces and runs.  The loop over micro-batches is `accumulate_grads`; what stands around it here happens once
-a step: the mean over all tokens, the gradient norm, the optimizer, and the choice to skip a batch without a token.
-Nothing here knows of stages, devices or schedules.
+In: a model's blueprint, an Optax optimizer and the way batches are cut.  Out: `init()` and
+`step(state, batch)`, which an engine traces and runs.  The loop over micro-batches is
+`accumulate_grads`; what stands around it here happens once a step: the mean over all tokens, the
+gradient norm, the optimizer, and the choice to skip a batch without a token. Nothing here knows of
+stages, devices or schedules.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +34,8 @@ class TrainFunctions:
 
     Attributes:
       init: makes the whole state.
-      step: takes the state and a batch that was cut into micro-batches to the next state and the step's metrics.
+      step: takes the state and a batch that was cut into micro-batches to the next state and the
+        step's metrics.
     """
 
     init: Callable[[], TrainState]
@@ -45,26 +47,28 @@ def build_train_functions(
 ) -> TrainFunctions:
     """Build `init` and `step`.
 
-    The model's `loss(microbatch)` returns `(sum over tokens, number of tokens, metrics)`.  With sums running over all
-    micro-batches of the batch, a step
+    The model's `loss(microbatch)` returns `(sum over tokens, number of tokens, metrics)`.  With
+    sums running over all micro-batches of the batch, a step
 
     1. takes loss = sum of losses / number of tokens, and gradients of exactly that;
-    2. hands these gradients to the optimizer once, so that it counts updates, clips by the norm of the whole gradient
-       and never sees a micro-batch;
+    2. hands these gradients to the optimizer once, so that it counts updates, clips by the norm of
+       the whole gradient and never sees a micro-batch;
     3. reports each of the model's metrics as its sum / number of tokens.
 
-    A batch without a token changes nothing but `state.step`: loss 0, `skipped` 1.  Random keys are folded with
-    `state.step` and the micro-batch's index, so that masks differ between both and depend on nothing else.
+    A batch without a token changes nothing but `state.step`: loss 0, `skipped` 1.  Random keys are
+    folded with `state.step` and the micro-batch's index, so that masks differ between both and
+    depend on nothing else.
 
     Args:
       blueprint: the model.
-      optimizer: any Optax transformation; where it was built with `optax.inject_hyperparams`, its `learning_rate` is
-        reported.
+      optimizer: any Optax transformation; where it was built with `optax.inject_hyperparams`, its
+        `learning_rate` is reported.
       split: how batches were cut.
 
     Returns:
-      The two functions.  Metrics are scalars: `loss` (float32, per token), `grad_norm` (float32, before clipping),
-      `tokens` (as the model counts them), `skipped` (int32, 0 or 1), `learning_rate` where known, the model's own.
+      The two functions.  Metrics are scalars: `loss` (float32, per token), `grad_norm` (float32,
+      before clipping), `tokens` (as the model counts them), `skipped` (int32, 0 or 1),
+      `learning_rate` where known, the model's own.
     """
 
     def init() -> TrainState:
@@ -96,7 +100,7 @@ def build_train_functions(
 def _accumulate(
     blueprint: Blueprint, split: MicrobatchSplit, state: TrainState, batch: Batch
 ) -> Any:
-    """Losses, counts and metrics stacked [microbatches], and the sum of the gradients of the losses' sum."""
+    """Losses, counts and metrics stacked [microbatches], and the gradients of the losses' sum."""
 
     def microbatch_grads(item: tuple[Batch, Any]) -> Any:
         microbatch, index = item
@@ -152,14 +156,15 @@ def _learning_rate(opt_state: Any) -> Metrics:
     return {"learning_rate": rates[0]} if len(rates) == 1 else {}
 
 
-# ---- the model's side -----------------------------------------------------------------------------------------------
+# ---- the model's side ---------------------------------------------------------------------------
 
 
 def check_loss(returned: Any) -> tuple[Any, Any, dict[str, Any]]:
     """Check what a model's `loss` returned and give it back, with metrics as a dict.
 
     Raises:
-      TypeError: if it is not `(scalar, scalar, mapping of scalars)`, or a metric takes one of `STEP_METRICS`' names.
+      TypeError: if it is not `(scalar, scalar, mapping of scalars)`, or a metric takes one of
+        `STEP_METRICS`' names.
     """
     if not (isinstance(returned, tuple) and len(returned) == 3):
         got = (
@@ -176,7 +181,8 @@ def check_loss(returned: Any) -> tuple[Any, Any, dict[str, Any]]:
     for name, value in {"sum over tokens": loss, "number of tokens": count, **metrics}.items():
         if value.shape != ():
             raise TypeError(
-                f"loss(batch) must return scalars, but its {name!r} has shape {value.shape}; sum it up"
+                f"loss(batch) must return scalars, but its {name!r} has shape {value.shape}; "
+                "sum it up"
             )
     if taken := sorted(set(metrics) & set(STEP_METRICS)):
         raise TypeError(
@@ -204,7 +210,7 @@ def _fold_keys(rest: nnx.State, step: Any, index: Any) -> nnx.State:
 
 
 def _carried(model: Any) -> dict[str, Any]:
-    """Arrays whose changes a step would have to carry on, by path: neither parameters nor random streams."""
+    """Arrays that a step would have to carry on, by path: no parameters, no random streams."""
     state = nnx.state(
         model,
         lambda path, value: not isinstance(value, (nnx.Param, nnx.RngState, nnx.Intermediate)),
@@ -219,6 +225,7 @@ def _refuse_changes(before: dict[str, Any], after: dict[str, Any]) -> None:
     for name, leaf in before.items():
         if after.get(name) is not leaf:
             raise NotImplementedError(
-                f"loss(batch) changes the model's Variable {name}, as batch statistics do; a step keeps parameters only, "
-                "so the change would be lost: use a norm without running statistics, such as LayerNorm"
+                f"loss(batch) changes the model's Variable {name}, as batch statistics do; a step "
+                "keeps parameters only, so the change would be lost: use a norm without running "
+                "statistics, such as LayerNorm"
             )

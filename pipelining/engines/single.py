@@ -1,8 +1,9 @@
 """The engine without a pipeline: the whole step as one XLA program on one device.
 
-It is what the other engines are measured against: plain `jax.jit` of the step, compiled ahead of time, with the state's
-buffers reused.  In: the Trainer's pure functions.  Out: a step that compiles only when a batch of a new shape comes.
-Several devices (data parallel, FSDP, tensor parallel) are not here.
+It is what the other engines are measured against: plain `jax.jit` of the step, compiled ahead of
+time, with the state's buffers reused.  In: the Trainer's pure functions.  Out: a step that compiles
+only when a batch of a new shape comes. Several devices (data parallel, FSDP, tensor parallel) are
+not here.
 """
 
 import time
@@ -29,7 +30,8 @@ class SingleProgramEngine:
     """Run the whole step as one program on one device.
 
     Attributes:
-      microbatches: micro-batches a step; their gradients are accumulated in a loop inside the program.
+      microbatches: micro-batches a step; their gradients are accumulated in a loop inside the
+        program.
 
     Raises:
       ValueError: if `microbatches` is not positive.
@@ -53,8 +55,9 @@ class SingleProgramEngine:
         """
         if mesh.size != 1:
             raise ValueError(
-                f"SingleProgramEngine runs on one device, but the mesh is pipe={mesh.pipe} x data={mesh.data} x "
-                f"tensor={mesh.tensor} = {mesh.size} devices; use MeshSpec() or an engine that spreads the step"
+                f"SingleProgramEngine runs on one device, but the mesh is pipe={mesh.pipe} x "
+                f"data={mesh.data} x tensor={mesh.tensor} = {mesh.size} devices; use a mesh of one "
+                "device, or an engine that spreads the step"
             )
         return 1
 
@@ -73,7 +76,7 @@ class SingleProgramEngine:
 
 
 class SingleProgramStep:
-    """The compiled step; see `CompiledStep`.  One executable for each shape of batch that was seen."""
+    """The compiled step; see `CompiledStep`.  One executable for each shape of batch seen."""
 
     last_times: StepTimes | None = None  # one device is never idle by plan: nothing to measure
 
