@@ -11,10 +11,13 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 Tree = TypeVar("Tree")
+
+source_info_util.register_exclusion(__file__)  # messages name the user's line, not ours
 
 # Operands: any number of arrays.  Parameters: `mark`, the identity of the forward mark (its backward twin carries the
 # same number); `forward`, False for the mark that transposition makes.
@@ -66,7 +69,9 @@ def _identity(*values: Any, **_: Any) -> list[Any]:
     return list(values)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+) -> tuple[list[Any], list[Any]]:
     primals_out = pipeline_yield_p.bind(*primals, **params)
     return primals_out, _bind_nonzero(tangents, **params)
 
@@ -87,7 +92,9 @@ def _bind_nonzero(values: Sequence[Any], **params: Any) -> list[Any]:
     return out
 
 
-def _batch(values: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[Any], Sequence[Any]]:
+def _batch(
+    values: Sequence[Any], dims: Sequence[Any], **params: Any
+) -> tuple[list[Any], Sequence[Any]]:
     return pipeline_yield_p.bind(*values, **params), dims
 
 
