@@ -1,0 +1,1 @@
+../../stagewright/__init__.py
