@@ -92,8 +92,8 @@ def abstract_model(make: MakeModel, *, seed: int) -> Any:
     model = nnx.eval_shape(lambda: make(nnx.Rngs(seed)))
     if not isinstance(model, nnx.Module) or not callable(getattr(model, "loss", None)):
         raise TypeError(
-            "the model constructor must return an nnx.Module with a method loss(batch) -> (sum over "
-            f"tokens, number of tokens, metrics), got {type(model).__name__}"
+            "the model constructor must return an nnx.Module with a method loss(batch) -> (sum "
+            f"over tokens, number of tokens, metrics), got {type(model).__name__}"
         )
     return model
 

@@ -1,0 +1,80 @@
+"""From a step's arrays to the numbers that loggers get, one step late.
+
+In: each step's metrics, as arrays that may not be computed yet.  Out: Python numbers, with times
+and rates added, once the next step is under way; so nobody waits for a step but the next report.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from stagewright.pipelining.engines.engine import CompiledStep
+
+
+class StepReporter:
+    """Holds the latest step's metrics back until the next step has begun.
+
+    Attributes:
+      losses: loss of each reported step, in order.
+      latest: the values of the latest reported step.
+    """
+
+    def __init__(self, log: Callable[[int, Mapping[str, float]], None]) -> None:
+        """Set up; the first step's time counts from here.
+
+        Args:
+          log: takes the number of a step and its values.
+        """
+        self.losses: list[float] = []
+        self.latest: dict[str, float] = {}
+        self._log = log
+        self._pending: tuple[int, Mapping[str, Any], CompiledStep] | None = None
+        self._ended = time.perf_counter()
+
+    def submit(self, step: int, metrics: Mapping[str, Any], compiled: CompiledStep) -> None:
+        """Take a step that has begun; report the one before it."""
+        self.flush()
+        self._pending = (step, metrics, compiled)
+
+    def flush(self) -> None:
+        """Report the step that is held back, if any, waiting for it to end."""
+        if self._pending is None:
+            return
+        step, metrics, compiled = self._pending
+        self._pending = None
+        values = to_numbers(metrics)
+        values.update(self._rates(values, compiled))
+        self.losses.append(values["loss"])
+        self.latest = values
+        self._log(step, values)
+
+    def restart_clock(self) -> None:
+        """Leave the time up to now out of the next step's: something else than a step took it."""
+        self._ended = time.perf_counter()
+
+    def _rates(self, values: Mapping[str, float], compiled: CompiledStep) -> dict[str, float]:
+        now = time.perf_counter()
+        seconds, self._ended = now - self._ended, now
+        rates = {"step_seconds": seconds, "tokens_per_second": values["tokens"] / seconds}
+        rates["bubble_planned"] = compiled.summary.planned_bubble
+        if (times := compiled.last_times) is not None:
+            rates["bubble"] = times.bubble
+        return rates
+
+
+def to_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Fetch scalars as Python numbers: integers as `int`, all else as `float`.
+
+    Raises:
+      ValueError: if a value is not a scalar; it is named.
+    """
+    numbers: dict[str, float] = {}
+    for name, value in metrics.items():
+        array = np.asarray(value)
+        if array.shape != ():
+            raise ValueError(f"the metric {name!r} must be a scalar, got shape {array.shape}")
+        whole = array.dtype == np.bool_ or np.issubdtype(array.dtype, np.integer)
+        numbers[name] = int(array) if whole else float(array)
+    return numbers
