@@ -318,8 +318,8 @@ class Trainer:
 
 def _draw(make: MakeModel, seed: int, num_stages: int, partition: Partition) -> Blueprint:
     model = abstract_model(make, seed=seed)
-    if not hasattr(model, "set_stages"):
-        return draw_blueprint(make, seed=seed)  # its marks are its own business
+    if not getattr(model, "num_layers", 0):
+        return draw_blueprint(make, seed=seed)  # it marks its stages itself, if at all
     layers_per_stage = partition.split(num_stages, model.num_layers)
     return draw_blueprint(make, seed=seed, layers_per_stage=layers_per_stage)
 
