@@ -1,0 +1,142 @@
+"""The passes of the compiler, in order, and nothing else.
+
+    step --trace--> Trace --cut--> StagePlan --split--> StagePlan --outer, place--> Placement
+         --assemble--> Drafts --allocate--> Program --validate--> Program
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from stagewright.nn.partition import Partition
+from stagewright.pipelining.actions import Action, Kind, Order
+from stagewright.pipelining.assemble import assemble
+from stagewright.pipelining.check import validate_program
+from stagewright.pipelining.errors import ScheduleError
+from stagewright.pipelining.graph import Value
+from stagewright.pipelining.liveness import Interface, allocate
+from stagewright.pipelining.orders import validate_order
+from stagewright.pipelining.outer import Outer, add_accumulators, distribute
+from stagewright.pipelining.placement import Borders, Placement, place
+from stagewright.pipelining.program import Program
+from stagewright.pipelining.schedules import Schedule
+from stagewright.pipelining.split import split_backwards
+from stagewright.pipelining.stages import StagePlan, cut_stages
+from stagewright.pipelining.trace import Trace, trace_step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A compiled step before XLA has seen it.
+
+    Attributes:
+      trace: the traced step.
+      stages: its loop, cut.
+      order: the schedule's order for this mesh and number of micro-batches.
+      placement: where the outer operations run.
+      program: what the ranks run.
+    """
+
+    trace: Trace
+    stages: StagePlan
+    order: Order
+    placement: Placement
+    program: Program
+
+    def input_ranks(self) -> tuple[frozenset[int], ...]:
+        """For each argument, the ranks on which it lies."""
+        return tuple(self.placement.homes.get(value, frozenset()) for value in self.trace.inputs)
+
+
+def compile_step(
+    step: Callable[..., Sequence[Any]],
+    structs: Sequence[jax.ShapeDtypeStruct],
+    *,
+    schedule: Schedule,
+    num_ranks: int,
+    partition: Partition,
+    donated: frozenset[int] = frozenset(),
+    same_home: Callable[[], Sequence[tuple[int, int]]] = tuple,
+) -> Plan:
+    """Compile a function of flat arrays into a program for `num_ranks` ranks.
+
+    Args:
+      step: flat arrays to flat arrays; calls `accumulate_grads` once.
+      structs: shapes and dtypes of the arguments.
+      schedule: decides the order.
+      num_ranks: pipeline ranks.
+      partition: groups the segments between stage marks.
+      donated: arguments that the caller gives away.
+      same_home: after tracing, pairs (result, argument) that must lie on the same ranks.
+    """
+    trace = trace_step(step, structs)
+    order = make_order(schedule, num_ranks, trace.loop.num_microbatches)
+    stages = cut_stages(trace.loop, order.num_stages, partition)
+    if order.splits_backward:
+        stages = split_backwards(stages)
+    stages = select_kinds(stages, order)
+    outer = add_accumulators(trace, stages)
+    borders = find_borders(trace, stages, outer, order, same_home())
+    outer = distribute(outer, borders)
+    borders = replace(borders, outputs=outer.outputs)
+    placement = place(outer.operations, borders)
+    drafts = assemble(stages, outer, placement, order)
+    program = allocate(drafts, placement, Interface(trace.inputs, donated, trace.constants, outer.outputs))
+    validate_program(program, order, skipped_actions(stages, order))
+    return Plan(trace, stages, order, placement, program)
+
+
+def make_order(schedule: Schedule, num_ranks: int, num_microbatches: int) -> Order:
+    """Ask the schedule for its order, and check it."""
+    order = schedule.order(num_ranks, num_microbatches)
+    if (order.num_ranks, order.num_microbatches) != (num_ranks, num_microbatches):
+        raise ScheduleError(
+            f"{schedule.name} was asked for {num_ranks} ranks and {num_microbatches} micro-batches, but its order has "
+            f"{order.num_ranks} ranks and {order.num_microbatches} micro-batches"
+        )
+    validate_order(order)
+    return order
+
+
+def select_kinds(stages: StagePlan, order: Order) -> StagePlan:
+    """Keep the tasks that the order runs."""
+    used = {(action.stage, action.kind) for actions in order.actions for action in actions}
+    return replace(stages, tasks={key: task for key, task in stages.tasks.items() if key in used})
+
+
+def skipped_actions(stages: StagePlan, order: Order) -> frozenset[Action]:
+    """Actions of tasks that have nothing to do (a forward-only step has no backward)."""
+    return frozenset(a for actions in order.actions for a in actions if (a.stage, a.kind) not in stages.tasks)
+
+
+def find_borders(
+    trace: Trace, stages: StagePlan, outer: Outer, order: Order, same_home: Sequence[tuple[int, int]]
+) -> Borders:
+    """What the loop reads and leaves, by rank."""
+    loop = trace.loop
+    outside: dict[Value, Value] = {**dict(loop.invariants), **dict(loop.batch)}
+    reads: dict[Value, frozenset[int]] = {}
+    gradients: dict[Value, int] = {}
+    values: dict[Value, int] = {}
+    for task in stages.tasks.values():
+        rank = order.placement[task.stage]
+        for value in (outside[v] for v in task.reads if v in outside):
+            reads[value] = reads.get(value, frozenset()) | {rank}
+        for accumulator in (outer.accumulators[result] for result in task.results):
+            reads[accumulator.start] = frozenset({rank})
+            ends = values if accumulator.result.output < loop.num_values else gradients
+            ends[accumulator.end] = rank
+    pairs = [(outer.outputs[new], trace.inputs[old]) for new, old in same_home]
+    return Borders(
+        inputs=(*trace.inputs, *(value for value, _ in trace.constants)),
+        loop_reads=reads,
+        loop_gradients=gradients,
+        loop_values=values,
+        outputs=outer.outputs,
+        same_home=[(new, old) for new, old in pairs if isinstance(new, Value) and new not in trace.inputs],
+    )
+
+
+__all__ = ["Kind", "Plan", "compile_step"]

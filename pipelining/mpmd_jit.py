@@ -1,0 +1,177 @@
+"""`mpmd_jit`: run a train step as an MPMD pipeline.
+
+The public door of this package.  A decorated function is traced and compiled when it is first called with arguments of
+new shapes; after that a call only moves arrays and starts actors.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from stagewright.nn.partition import Partition, Uniform
+from stagewright.pipelining.arguments import Call, Results, Signature
+from stagewright.pipelining.compile import Plan, compile_step
+from stagewright.pipelining.mesh import MeshSpec, rank_meshes
+from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT, LocalRuntime
+from stagewright.pipelining.schedules import Schedule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledFunction:
+    """A step for arguments of one set of shapes.
+
+    Attributes:
+      plan: the compiler's plan: stages, order, program.
+      runtime: what runs it.
+      results: how flat results become the user's.
+      compile_seconds: wall time of tracing and compiling, seconds.
+    """
+
+    plan: Plan
+    runtime: LocalRuntime
+    results: Results
+    compile_seconds: float
+
+
+class MpmdFunction:
+    """A function that runs as a pipeline; made by `mpmd_jit`."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        mesh: MeshSpec,
+        schedule: Schedule,
+        partition: Partition,
+        donate_argnums: Sequence[int],
+        static_argnums: Sequence[int],
+        static_argnames: Sequence[str],
+        timeout: float,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        _check_mesh(mesh, schedule)
+        self._mesh = mesh
+        self._schedule = schedule
+        self._partition = partition
+        self._donate = tuple(donate_argnums)
+        self._timeout = timeout
+        self._signature = Signature(function, static_argnums, static_argnames)
+        self._compiled: dict[Any, CompiledFunction] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step, compiling first if these shapes are new."""
+        call, modules = self._signature.call(args, kwargs)
+        compiled = self._find(call, args)
+        return compiled.results.restore(compiled.runtime.step(call.leaves), modules)
+
+    def compile(self, *args: Any, **kwargs: Any) -> CompiledFunction:
+        """Compile for arguments like these (arrays, or `jax.ShapeDtypeStruct`s) without running anything."""
+        call, _ = self._signature.call(args, kwargs)
+        return self._find(call, args)
+
+    def place(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """The flat arguments where the compiled step reads them."""
+        call, _ = self._signature.call(args, kwargs)
+        return self._find(call, args).runtime.place(call.leaves)
+
+    def _find(self, call: Call, args: Sequence[Any]) -> CompiledFunction:
+        if call.key not in self._compiled:
+            self._compiled[call.key] = self._compile(call, args)
+        return self._compiled[call.key]
+
+    def _compile(self, call: Call, args: Sequence[Any]) -> CompiledFunction:
+        begin = time.perf_counter()
+        devices = [mesh.devices.flat[0] for mesh in rank_meshes(self._mesh)]
+        donated = self._signature.donated(args, self._donate)
+        plan = compile_step(
+            call.pure,
+            [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in call.leaves],
+            schedule=self._schedule,
+            num_ranks=self._mesh.pipe,
+            partition=self._partition,
+            donated=donated,
+            same_home=lambda: call.out.pairs,
+        )
+        runtime = LocalRuntime(plan.program, devices, donated, self._timeout)
+        return CompiledFunction(plan, runtime, call.out, time.perf_counter() - begin)
+
+
+def mpmd_jit(
+    function: Callable[..., Any] | None = None,
+    *,
+    mesh: MeshSpec,
+    schedule: Schedule,
+    partition: Partition | None = None,
+    donate_argnums: Sequence[int] = (),
+    static_argnums: Sequence[int] = (),
+    static_argnames: Sequence[str] = (),
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Any:
+    """Compile a train step into one program for each pipeline rank, and run them side by side.
+
+    The function calls `accumulate_grads` once; what it does with the gradients afterwards (clipping, optimizer, moving
+    averages, metrics) runs where the gradients are.  Its arguments and results are pytrees of arrays; NNX modules and
+    optimizers among the arguments are updated in place, as under `nnx.jit`.  New shapes, another number of
+    micro-batches or other static arguments compile anew, everything else runs what is there.
+
+    Args:
+      function: the step.  Without it, a decorator is returned.
+      mesh: the devices; `mesh.pipe` is the number of pipeline ranks.
+      schedule: decides in which order the ranks run their tasks, and how many stages there are.
+      partition: groups the segments between `pipeline_yield` marks when there are more of them than stages; evenly
+        by default.
+      donate_argnums: positions of arguments whose buffers the step may take over.
+      static_argnums: positions of arguments that are settings.
+      static_argnames: names of such arguments.
+      timeout: seconds that a rank waits for another one before the step fails.
+
+    Returns:
+      A function with the same signature, which also has `compile(*args)`.
+
+    Raises:
+      ValueError: if the mesh is impossible, there are fewer marks than stages (both numbers are given), or an
+        argument is neither array nor static.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import stagewright as sw
+      >>> @sw.mpmd_jit(mesh=sw.MeshSpec(pipe=2), schedule=sw.OneFOneB())
+      ... def step(w, batch):
+      ...     def loss(w, x):
+      ...         return jnp.sum(sw.pipeline_yield(w[0] * x) * w[1])
+      ...     losses, grads = sw.accumulate_grads(lambda x: jax.value_and_grad(loss)(w, x), batch)
+      ...     return losses, grads
+      >>> losses, grads = step((jnp.float32(2.0), jnp.float32(3.0)), jnp.ones((4, 5)))
+      >>> losses.tolist(), [float(g) for g in grads]
+      ([30.0, 30.0, 30.0, 30.0], [60.0, 40.0])
+
+    Reference:
+      Xhebraj et al., arXiv 2412.14374, sections 3 and 4.
+    """
+    if function is None:
+        return functools.partial(
+            mpmd_jit, mesh=mesh, schedule=schedule, partition=partition, donate_argnums=donate_argnums,
+            static_argnums=static_argnums, static_argnames=static_argnames, timeout=timeout,
+        )  # fmt: skip
+    return MpmdFunction(
+        function, mesh, schedule, partition or Uniform(), donate_argnums, static_argnums, static_argnames, timeout
+    )
+
+
+def _check_mesh(mesh: MeshSpec, schedule: Schedule) -> None:
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule must be a Schedule such as OneFOneB(), got {schedule!r}")
+    if mesh.data * mesh.tensor > 1:
+        raise ValueError(
+            f"a pipeline rank has one device for now: data and tensor must be 1, got data={mesh.data} and "
+            f"tensor={mesh.tensor}"
+        )
+    num_stages = schedule.num_stages(mesh.pipe)
+    if num_stages < mesh.pipe:
+        raise ValueError(
+            f"{schedule.name} has {num_stages} stages on {mesh.pipe} ranks, so it would leave ranks idle; use "
+            f"mesh.pipe={num_stages} or a schedule with more stages"
+        )

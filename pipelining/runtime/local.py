@@ -1,0 +1,251 @@
+"""The local runtime: all ranks in one process, a thread each.
+
+In: a plan's program and one device a rank.  Out: a `LocalRuntime`, whose `step` takes and gives flat arrays.  A step
+is one message to each actor; the driver waits for all of them, with an ear for Ctrl-C and for failures, and puts the
+results together.
+"""
+
+import queue
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from stagewright.pipelining.executables import compile_codes
+from stagewright.pipelining.program import Program, Run
+from stagewright.pipelining.runtime.actor import Abort, Actor
+from stagewright.pipelining.runtime.transport import Aborted, Channel
+
+DEFAULT_TIMEOUT = 1800.0  # seconds that a rank waits for another one's message
+_STOP_SECONDS = 30.0  # how long actors may take to notice an abort
+_POLL = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpan:
+    """When one run of a step took place: seconds on the clock of `time.perf_counter`."""
+
+    rank: int
+    run: Run
+    begin: float
+    end: float
+
+
+class LocalRuntime:
+    """Runs a program on the devices of this process.
+
+    Args:
+      program: what to run.
+      devices: one device a rank.
+      donated: arguments whose buffers the step may take.
+      timeout: seconds after which a rank that waits for another one gives up.
+    """
+
+    def __init__(
+        self, program: Program, devices: Sequence[Any], donated: frozenset[int], timeout: float = DEFAULT_TIMEOUT
+    ) -> None:
+        self.program = program
+        self.shardings = input_shardings(program, devices)
+        self._devices = tuple(devices)
+        self._donated = donated
+        self._timeout = timeout
+        self._result_homes = _homes(r.outputs for r in program.ranks)
+        self._result_shardings = {i: _sharding(ranks, devices) for i, ranks in self._result_homes.items()}
+        self._abort = Abort()
+        self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
+        self._channels: dict[tuple[int, int], Channel] = {}
+        self._actors = self._make_actors(compile_codes(program.codes, devices))
+        self._spans: tuple[RunSpan, ...] | None = None
+        self._made: frozenset[int] = frozenset()
+        weakref.finalize(self, _stop_all, self._actors)
+
+    def _make_actors(self, executables: Sequence[Any]) -> list[Actor]:
+        num_ranks = len(self.program.ranks)
+        pairs = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if a != b]
+        self._channels = {(a, b): Channel(self._devices[b], self._abort, self._timeout) for a, b in pairs}
+        blocking = self._devices[0].platform == "cpu"
+        actors = []
+        for rank, program in enumerate(self.program.ranks):
+            constants = [
+                (slot, jax.device_put(self.program.constants[i], self._devices[rank])) for i, slot in program.constants
+            ]
+            channels_in = {a: c for (a, b), c in self._channels.items() if b == rank}
+            channels_out = {b: c for (a, b), c in self._channels.items() if a == rank}
+            actors.append(
+                Actor(
+                    rank, program, executables, constants, channels_in, channels_out, self._done, self._abort,
+                    blocking=blocking,
+                )  # fmt: skip
+            )
+        return actors
+
+    def step(self, args: Sequence[Any]) -> list[Any]:
+        """Run the program once.
+
+        Raises:
+          ActorError: if a rank failed: which one, at which instruction, stage and micro-batch.
+        """
+        placed = self.place(args)
+        for rank, (actor, program) in enumerate(zip(self._actors, self.program.ranks, strict=True)):
+            actor.start([(slot, _copy_on(placed[i], self._devices[rank])) for i, slot in program.inputs])
+        self._wait()
+        results = self._collect(placed)
+        self._made = frozenset(map(id, results))
+        self._spans = None
+        return results
+
+    def place(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments where the program reads them; donated ones have a buffer of their own."""
+        buffers = _Buffers(self._made)
+        placed = []
+        for i, arg in enumerate(args):
+            sharding = self.shardings.get(i)
+            if sharding is not None and not (isinstance(arg, jax.Array) and arg.sharding == sharding):
+                arg = jax.device_put(arg, sharding)
+            if i in self._donated and isinstance(arg, jax.Array):
+                arg = buffers.own(arg)
+            placed.append(arg)
+        return placed
+
+    @property
+    def spans(self) -> tuple[RunSpan, ...]:
+        """The runs of the latest step, by rank, in order."""
+        if self._spans is None:
+            self._spans = tuple(
+                RunSpan(rank, self.program.ranks[rank].instructions[position], begin, end)  # type: ignore[arg-type]
+                for rank, actor in enumerate(self._actors)
+                for position, begin, end in actor.spans
+            )
+        return self._spans
+
+    def close(self) -> None:
+        """End the actors' threads."""
+        _stop_all(self._actors)
+
+    def _wait(self) -> None:
+        """Until all actors are done; the first failure, or Ctrl-C, ends all of them."""
+        errors: list[BaseException] = []
+        waiting = len(self._actors)
+        try:
+            while waiting:
+                waiting -= self._hear(errors)
+        except BaseException as interrupt:
+            places = [f"rank {actor.rank} at {actor.where()}" for actor in self._actors]
+            self._abort.raised = True
+            self._drain(waiting)
+            interrupt.add_note("the pipeline step was interrupted: " + "; ".join(places[:8]))
+            raise
+        if errors:
+            self._reset()
+            raise next((e for e in errors if not isinstance(e, Aborted)), errors[0])
+
+    def _hear(self, errors: list[BaseException]) -> int:
+        try:
+            _, error = self._done.get(timeout=_POLL)
+        except queue.Empty:
+            return 0
+        if error is not None:
+            errors.append(error)
+        return 1
+
+    def _drain(self, waiting: int) -> None:
+        """Let interrupted actors come to rest; one that hangs in a computation is left to itself."""
+        deadline = time.monotonic() + _STOP_SECONDS
+        while waiting and time.monotonic() < deadline:
+            waiting -= self._hear([])
+        self._reset()
+
+    def _reset(self) -> None:
+        for channel in self._channels.values():
+            channel.clear()
+        self._abort.raised = False
+
+    def _collect(self, placed: Sequence[Any]) -> list[Any]:
+        by_rank = [actor.take_results() for actor in self._actors]
+        results: list[Any] = [None] * len(self.program.structs)
+        for i, ranks in self._result_homes.items():
+            copies = [by_rank[rank][i] for rank in ranks]
+            results[i] = copies[0] if len(copies) == 1 else self._join(i, copies)
+        for i, argument in self.program.passed:
+            results[i] = placed[argument]
+        for i, value in self.program.literals:
+            results[i] = jax.device_put(value)
+        return results
+
+    def _join(self, i: int, copies: Sequence[Any]) -> Any:
+        """One array of the copies on several ranks."""
+        return jax.make_array_from_single_device_arrays(
+            self.program.structs[i].shape, self._result_shardings[i], list(copies)
+        )
+
+
+def input_shardings(program: Program, devices: Sequence[Any]) -> dict[int, Any]:
+    """Where each argument lies: on one device, or copied to several."""
+    return {i: _sharding(ranks, devices) for i, ranks in _homes(r.inputs for r in program.ranks).items()}
+
+
+def _homes(tables: Any) -> dict[int, list[int]]:
+    homes: dict[int, list[int]] = {}
+    for rank, table in enumerate(tables):
+        for i, _ in table:
+            homes.setdefault(i, []).append(rank)
+    return homes
+
+
+def _sharding(ranks: Sequence[int], devices: Sequence[Any]) -> Any:
+    if len(ranks) == 1:
+        return SingleDeviceSharding(devices[ranks[0]])
+    mesh = Mesh(np.array([devices[rank] for rank in ranks], dtype=object), ("copies",))
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def _copy_on(array: Any, device: Any) -> Any:
+    """The copy of an argument on one device."""
+    if len(array.sharding.device_set) == 1:
+        return array
+    return next(shard.data for shard in array.addressable_shards if shard.device == device)
+
+
+class _Buffers:
+    """Sees to it that no two donated arguments share a buffer.
+
+    Args:
+      made: ids of the arrays that the latest step made: they share none, unless one is given twice.
+    """
+
+    def __init__(self, made: frozenset[int]) -> None:
+        self._made = made
+        self._ids: set[int] = set()
+        self._pointers: set[int] = set()
+
+    def own(self, array: jax.Array) -> jax.Array:
+        """The array, or a copy if an earlier one has the same buffer."""
+        again = id(array) in self._ids
+        self._ids.add(id(array))
+        if not again and id(array) not in self._made:
+            pointers = _pointers(array)
+            again = bool(pointers & self._pointers)
+            self._pointers |= pointers
+        return _copy(array) if again else array
+
+
+def _pointers(array: jax.Array) -> set[int]:
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        array = jax.random.key_data(array)
+    return {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards} if array.size else set()
+
+
+def _copy(array: jax.Array) -> jax.Array:
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        return jax.random.wrap_key_data(_copy(jax.random.key_data(array)), impl=jax.random.key_impl(array))
+    return jax.device_put(np.array(array), array.sharding)
+
+
+def _stop_all(actors: Sequence[Actor]) -> None:
+    for actor in actors:
+        actor.stop()

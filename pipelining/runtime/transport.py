@@ -1,0 +1,70 @@
+"""Move arrays between the devices of one process.
+
+A `Channel` is one direction between two ranks: first in, first out.  `send` starts the copies (`jax.device_put`, all
+arrays of a task in one call) and never waits for them; `receive` waits for the sender's call, up to a time-out, and
+stops at once when the step is aborted.
+"""
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+_POLL = 0.05  # seconds between two looks at the abort flag
+
+
+class Aborted(Exception):
+    """Another rank failed, or the user interrupted: stop without an error of one's own."""
+
+
+class Channel:
+    """One direction between two ranks.
+
+    Args:
+      device: the receiver's device.
+      aborted: tells whether the step was aborted.
+      timeout: seconds after which a receive gives up.
+    """
+
+    def __init__(self, device: Any, aborted: Callable[[], bool], timeout: float) -> None:
+        self._device = device
+        self._aborted = aborted
+        self._timeout = timeout
+        self._queue: queue.SimpleQueue[Sequence[jax.Array]] = queue.SimpleQueue()
+
+    def send(self, arrays: Sequence[jax.Array]) -> None:
+        """Start copying `arrays` to the receiver."""
+        self._queue.put(jax.device_put(list(arrays), self._device))
+
+    def receive(self) -> Sequence[jax.Array]:
+        """The arrays of the next `send`, perhaps still being copied.
+
+        Raises:
+          TimeoutError: if nothing came in time.
+          Aborted: if the step was aborted meanwhile.
+        """
+        try:
+            return self._queue.get_nowait()
+        except queue.Empty:
+            return self._wait()
+
+    def _wait(self) -> Sequence[jax.Array]:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return self._queue.get(timeout=_POLL)
+            except queue.Empty:
+                if self._aborted():
+                    raise Aborted from None
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"nothing came for {self._timeout:.0f} s") from None
+
+    def clear(self) -> None:
+        """Forget what an aborted step left."""
+        while True:
+            try:
+                self._queue.get_nowait()
+            except queue.Empty:
+                return

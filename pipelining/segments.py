@@ -1,0 +1,50 @@
+"""Group the outer operations into few programs a rank, with transfers between them.
+
+In: placed operations, before or after the loop.  Out: `Segment`s in an order in which they can run: all of a rank's
+operations that need no more transfers than those before run as one.  A segment's level is the number of transfers that
+must have happened before it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stagewright.pipelining.graph import Operation, Value
+from stagewright.pipelining.placement import Placement
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Operations that one rank runs at once."""
+
+    rank: int
+    level: int
+    operations: tuple[Operation, ...]
+
+
+def group_segments(operations: Sequence[Operation], placement: Placement) -> tuple[Segment, ...]:
+    """Segments by level, then rank."""
+    level: dict[tuple[Operation, int], int] = {}
+    maker: dict[Value, Operation] = {}
+    members: dict[tuple[int, int], list[Operation]] = {}
+    for op in operations:
+        maker.update(dict.fromkeys(op.outputs, op))
+        for rank in sorted(placement.runs.get(op, ())):
+            found = max((_level_of(v, rank, maker, level, placement) for v in op.values_in), default=0)
+            level[op, rank] = found
+            members.setdefault((found, rank), []).append(op)
+    return tuple(Segment(rank, at, tuple(members[at, rank])) for at, rank in sorted(members))
+
+
+def _level_of(
+    value: Value,
+    rank: int,
+    maker: Mapping[Value, Operation],
+    level: Mapping[tuple[Operation, int], int],
+    placement: Placement,
+) -> int:
+    """How many transfers lie before a value is on a rank."""
+    op = maker.get(value)
+    if op is None:
+        return 0
+    runs = placement.runs[op]
+    return level[op, rank] if rank in runs else level[op, min(runs)] + 1
