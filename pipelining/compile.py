@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from stagewright.nn.partition import Partition
-from stagewright.pipelining.actions import Action, Kind, Order
+from stagewright.pipelining.actions import Action, Order
 from stagewright.pipelining.assemble import assemble
 from stagewright.pipelining.check import validate_program
 from stagewright.pipelining.errors import ScheduleError
@@ -80,7 +80,7 @@ def compile_step(
     outer = add_accumulators(trace, stages)
     borders = find_borders(trace, stages, outer, order, same_home())
     outer = distribute(outer, borders)
-    borders = replace(borders, outputs=outer.outputs)
+    borders = replace(borders, outputs=outer.outputs, combined=outer.combined)
     placement = place(outer.operations, borders)
     drafts = assemble(stages, outer, placement, order)
     program = allocate(drafts, placement, Interface(trace.inputs, donated, trace.constants, outer.outputs))
@@ -138,5 +138,3 @@ def find_borders(
         same_home=[(new, old) for new, old in pairs if isinstance(new, Value) and new not in trace.inputs],
     )
 
-
-__all__ = ["Kind", "Plan", "compile_step"]

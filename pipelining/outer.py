@@ -11,7 +11,7 @@ in which
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from stagewright.pipelining.graph import (
     substitute,
 )
 from stagewright.pipelining.placement import Anchors, Borders, anchor_all
-from stagewright.pipelining.primitives import is_sum
+from stagewright.pipelining.primitives import SMALL, is_sum
 from stagewright.pipelining.stages import Result, StagePlan
 from stagewright.pipelining.trace import Trace
 from stagewright.pipelining.translate import branches, trace_graph
@@ -59,11 +59,13 @@ class Outer:
       operations: in an order in which they can run.
       accumulators: by result.
       outputs: the step's results.
+      combined: small sums over several ranks' partials, with the rank that makes them.
     """
 
     operations: tuple[Operation, ...]
     accumulators: Mapping[Result, Accumulator]
     outputs: tuple[Atom, ...]
+    combined: Mapping[Value, int] = field(default_factory=dict)
 
 
 def add_accumulators(trace: Trace, plan: StagePlan) -> Outer:
@@ -91,7 +93,7 @@ def _finish(added: list[Operation], trace: Trace, plan: StagePlan, output: int, 
     loop = plan.loop
     total: Atom = ends[0]
     for end in ends[1:]:
-        total = _call(added, lambda a, b: a + b, total, end)
+        total = _call(added, _add, total, end)
     struct = struct_of(loop.body.outputs[output])
     reduction = loop.reductions[output]
     return _call(added, lambda a: reduction.finish(a, struct, loop.num_microbatches), total)
@@ -158,36 +160,49 @@ def _regroup_sums(outer: Outer, anchors: Anchors) -> Outer:
     consumed = {v for op in outer.operations if is_sum(op) for v in op.values_in if inner(v)}
     aliases: dict[Value, Atom] = {}
     added: list[Operation] = []
+    combined: dict[Value, int] = {}
     for op in outer.operations:
         root = op.outputs[0] if op.outputs else None
         if root is not None and is_sum(op) and root not in consumed:
             groups = _group(terms(root), anchors)
-            if 1 < len(groups) < sum(map(len, groups)):
-                aliases[root] = _sum_groups(added, groups)
+            if len(groups) > 1:
+                aliases[root] = _sum_groups(added, groups, combined)
     operations = sort_operations((*(substitute(op, aliases) for op in outer.operations), *added))
     outputs = tuple(resolve(atom, aliases) for atom in outer.outputs)
-    return Outer(operations, outer.accumulators, outputs)
+    return Outer(operations, outer.accumulators, outputs, combined)
 
 
-def _group(terms: Sequence[Value], anchors: Anchors) -> list[list[Value]]:
+def _group(terms: Sequence[Value], anchors: Anchors) -> dict[int, list[Value]]:
     """The terms by rank, ranks in order; terms of no rank go with the first."""
     groups: dict[int, list[Value]] = {}
     for term in terms:
         groups.setdefault(anchors.local.get(term, -1), []).append(term)
-    ordered = [groups[rank] for rank in sorted(groups) if rank >= 0]
-    if -1 in groups and ordered:
-        ordered[0] = [*groups[-1], *ordered[0]]
+    unbound = groups.pop(-1, [])
+    ordered = {rank: groups[rank] for rank in sorted(groups)}
+    if unbound and ordered:
+        first = next(iter(ordered))
+        ordered[first] = [*unbound, *ordered[first]]
     return ordered
 
 
-def _sum_groups(added: list[Operation], groups: Sequence[Sequence[Value]]) -> Value:
-    partials = []
-    for group in groups:
-        total = group[0]
-        for term in group[1:]:
-            total = _call(added, lambda a, b: a + b, total, term)
-        partials.append(total)
-    total = partials[0]
-    for partial in partials[1:]:
-        total = _call(added, lambda a, b: a + b, total, partial)
+def _sum_groups(
+    added: list[Operation], groups: Mapping[int, Sequence[Value]], combined: dict[Value, int]
+) -> Value:
+    """One partial a rank, then their sum on the first of them, which is shared if it is small."""
+    total, *partials = [_sum(added, group) for group in groups.values()]
+    for partial in partials:
+        total = _call(added, _add, total, partial)
+        if total.size <= SMALL:
+            combined[total] = min(groups)
     return total
+
+
+def _sum(added: list[Operation], terms: Sequence[Value]) -> Value:
+    total, *rest = terms
+    for term in rest:
+        total = _call(added, _add, total, term)
+    return total
+
+
+def _add(left: Any, right: Any) -> Any:
+    return left + right

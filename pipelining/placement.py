@@ -63,6 +63,7 @@ class Borders:
       loop_values: accumulators of losses and aux, with their rank.
       outputs: the step's results.
       same_home: result values that must lie where an argument lies, so that the next step finds them there.
+      combined: sums over several ranks' partials, with the rank that makes them.
     """
 
     inputs: Sequence[Value]
@@ -71,6 +72,7 @@ class Borders:
     loop_values: Mapping[Value, int]
     outputs: Sequence[Atom]
     same_home: Sequence[tuple[Value, Value]]
+    combined: Mapping[Value, int] = field(default_factory=dict)
 
 
 def place(operations: Sequence[Operation], borders: Borders) -> Placement:
@@ -104,7 +106,7 @@ def anchor_all(operations: Sequence[Operation], borders: Borders) -> Anchors:
         for value, rank in borders.loop_values.items():
             (anchors.shared if _is_small(value) else anchors.local)[value] = rank
         for op in operations:
-            _anchor(op, anchors)
+            _anchor(op, anchors, borders.combined)
         more = _bound_by_readers(operations, borders, anchors)
         if more.keys() <= start.keys():
             break
@@ -112,7 +114,10 @@ def anchor_all(operations: Sequence[Operation], borders: Borders) -> Anchors:
     return anchors
 
 
-def _anchor(op: Operation, anchors: Anchors) -> None:
+def _anchor(op: Operation, anchors: Anchors, combined: Mapping[Value, int]) -> None:
+    if op.outputs and op.outputs[0] in combined:
+        _bind(op, anchors.shared, combined[op.outputs[0]])
+        return
     local = [(value.size, anchors.local[value]) for value in op.values_in if value in anchors.local]
     if not local:
         return

@@ -61,7 +61,7 @@ def split_backward(task: StageTask) -> tuple[StageTask, StageTask]:
 
 
 def _shared(task: StageTask) -> set[Value]:
-    """Values that lead to more than one gradient; a gradient's own slices and casts count as that gradient."""
+    """Results of work for more than one gradient; a gradient's own slices and casts count as that gradient."""
     maker = {value: op for op in task.operations for value in op.outputs}
     roots: dict[Value, int] = {}
     for result in task.results:
@@ -69,13 +69,16 @@ def _shared(task: StageTask) -> set[Value]:
         if isinstance(root, Value):
             roots.setdefault(root, 1 << len(roots))
     leads: dict[Value, int] = dict(roots)
+    shared: set[Value] = set()
     for op in reversed(task.operations):
         mask = 0
         for value in op.outputs:
             mask |= leads.get(value, 0)
         for value in op.values_in:
             leads[value] = leads.get(value, 0) | mask
-    return {value for value in maker if leads.get(value, 0).bit_count() > 1 and value not in roots}
+        if mask.bit_count() > 1:
+            shared.update(value for value in op.outputs if value not in roots)
+    return shared
 
 
 def _behind_movement(atom: Atom, maker: dict[Value, Operation]) -> Atom:
