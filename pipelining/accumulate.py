@@ -67,7 +67,9 @@ def accumulate_grads(
     leaves, treedef = jax.tree.flatten(batch)
     axes = _broadcast_prefix(in_axes, batch, "in_axes")
     num_microbatches = _count(batch, axes)
-    scanned = [_leading(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True) if axis is not None]
+    scanned = [
+        _leading(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True) if axis is not None
+    ]
     whole = [jnp.asarray(leaf) for leaf, axis in zip(leaves, axes, strict=True) if axis is None]
 
     def call(function: Callable[..., Any], microbatch: Sequence[Any]) -> Any:
@@ -79,26 +81,31 @@ def accumulate_grads(
 
 
 def _loop(
-    f: Any, call: Callable[..., Any], scanned: list[Any], num_microbatches: int, ops: Any, accum_dtype: Any
+    f: Any,
+    call: Callable[..., Any],
+    scanned: list[Any],
+    num_microbatches: int,
+    ops: Any,
+    accum_dtype: Any,
 ) -> tuple[Any, Any]:
     modules = closures.find_modules(f)
     graphdef, state = nnx.split(modules)
     counts = _variables(state, nnx.RngCount)
-    out_tree: list[Any] = []
+    returned: list[Any] = []
 
     def body(microbatch: list[Any], index: Any) -> list[Any]:
         copies = nnx.merge(graphdef, _fold_keys(state, index), copy=True) if modules else ()
         replacement = {id(old): new for old, new in zip(modules, copies, strict=True)}
         out = call(closures.rebind(f, replacement) if modules else f, microbatch)
         _check_pair(out)
-        out_tree[:] = [jax.tree.structure(out), jax.tree.structure(out[0]).num_leaves]
+        returned[:] = [jax.tree.structure(out), len(jax.tree.leaves(out[0]))]
         advanced = _changed_counts(state, copies) if modules else []
         return [jnp.asarray(leaf) for leaf in jax.tree.leaves(out)] + advanced
 
     indices = jnp.arange(num_microbatches, dtype=jnp.int32)
     structs = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in scanned]
     closed = jax.make_jaxpr(body)(structs, jax.ShapeDtypeStruct((), jnp.int32))
-    treedef, num_values = out_tree
+    treedef, num_values = returned
     reductions = _reductions(ops, treedef, num_values)
     results = accumulate_p.bind(
         *jax_seams.jaxpr_parts(closed).consts,
@@ -123,21 +130,32 @@ def _loop(
 def _broadcast_prefix(prefix: Any, tree: Any, name: str) -> list[Any]:
     """The leaves of `prefix` (None is a leaf), one for each leaf of `tree`."""
     try:
-        parts = jax.tree.map(lambda p, t: [p] * len(jax.tree.leaves(t)), prefix, tree, is_leaf=lambda p: p is None)
+        parts = jax.tree.map(
+            lambda p, t: [p] * len(jax.tree.leaves(t)), prefix, tree, is_leaf=lambda p: p is None
+        )
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{name} of accumulate_grads must be a prefix of {jax.tree.structure(tree)}, got {prefix}"
         ) from error
-    return [leaf for part in jax.tree.leaves(parts, is_leaf=lambda x: isinstance(x, list)) for leaf in part]
+    return [
+        leaf
+        for part in jax.tree.leaves(parts, is_leaf=lambda x: isinstance(x, list))
+        for leaf in part
+    ]
 
 
 def _count(batch: Any, axes: Sequence[Any]) -> int:
     """The number of micro-batches, on which all leaves must agree."""
-    paths = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(batch)]
+    paths = [
+        (jax.tree_util.keystr(path), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch)
+    ]
     counts: dict[int, str] = {}
     for (path, leaf), axis in zip(paths, axes, strict=True):
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):
-            raise ValueError(f"batch{path} of accumulate_grads must be an array, got {type(leaf).__name__} {leaf!r}")
+            raise ValueError(
+                f"batch{path} of accumulate_grads must be an array, got {type(leaf).__name__} {leaf!r}"
+            )
         if axis is None:
             continue
         if np.ndim(leaf) <= axis:
@@ -147,7 +165,9 @@ def _count(batch: Any, axes: Sequence[Any]) -> int:
             )
         counts.setdefault(np.shape(leaf)[axis], path)
     if not counts:
-        raise ValueError("accumulate_grads needs at least one batch leaf with a micro-batch axis, got none")
+        raise ValueError(
+            "accumulate_grads needs at least one batch leaf with a micro-batch axis, got none"
+        )
     if len(counts) > 1:
         told = " and ".join(f"{count} (batch{path})" for count, path in counts.items())
         raise ValueError(
@@ -155,7 +175,9 @@ def _count(batch: Any, axes: Sequence[Any]) -> int:
             "[num_microbatches, microbatch, ...] unless in_axes says otherwise"
         )
     if 0 in counts:
-        raise ValueError(f"accumulate_grads needs at least one micro-batch, but batch{counts[0]} has none")
+        raise ValueError(
+            f"accumulate_grads needs at least one micro-batch, but batch{counts[0]} has none"
+        )
     return next(iter(counts))
 
 
@@ -178,7 +200,9 @@ def _reductions(ops: Any, treedef: Any, num_values: int) -> list[Reduction]:
     given = _broadcast_prefix(ops, skeleton, "ops")
     for op in given:
         if not isinstance(op, Reduction):
-            raise ValueError(f"ops of accumulate_grads must hold Sum(), Mean(), Max() or Stack(), got {op!r}")
+            raise ValueError(
+                f"ops of accumulate_grads must hold Sum(), Mean(), Max() or Stack(), got {op!r}"
+            )
     return given
 
 
@@ -255,21 +279,37 @@ def _original(modules: Any, state: Any, found: tuple[Any, Any]) -> Any:
 # ---- the primitive under plain JAX -----------------------------------------------------------------------------------
 
 
-def _scan(*operands: Any, jaxpr: Any, num_consts: int, num_microbatches: int, reductions: Sequence[Reduction],
-          num_values: int, accum_dtype: Any) -> list[Any]:
+def _scan(
+    *operands: Any,
+    jaxpr: Any,
+    num_consts: int,
+    num_microbatches: int,
+    reductions: Sequence[Reduction],
+    num_values: int,
+    accum_dtype: Any,
+) -> list[Any]:
     """The loop as a `lax.scan`."""
     del num_values
     consts, batch = operands[:num_consts], operands[num_consts:]
     avals = [var.aval for var in jax_seams.jaxpr_parts(jaxpr).outvars]
-    start = [op.init(aval, num_microbatches, accum_dtype) for op, aval in zip(reductions, avals, strict=True)]
+    start = [
+        op.init(aval, num_microbatches, accum_dtype)
+        for op, aval in zip(reductions, avals, strict=True)
+    ]
 
     def step(accumulators: Any, microbatch: Any) -> Any:
         results = jax_seams.evaluate_jaxpr(jaxpr, consts, microbatch)
         index = microbatch[-1]
-        return [op.update(a, v, index) for op, a, v in zip(reductions, accumulators, results, strict=True)], None
+        return [
+            op.update(a, v, index)
+            for op, a, v in zip(reductions, accumulators, results, strict=True)
+        ], None
 
     last, _ = jax.lax.scan(step, start, list(batch))
-    return [op.finish(a, aval, num_microbatches) for op, a, aval in zip(reductions, last, avals, strict=True)]
+    return [
+        op.finish(a, aval, num_microbatches)
+        for op, a, aval in zip(reductions, last, avals, strict=True)
+    ]
 
 
 def _abstract(*operands: Any, **params: Any) -> list[Any]:
@@ -289,7 +329,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
 
 
 def _batch(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
-    in_axes = tuple(None if dim is batching.not_mapped else dim for dim in dims)
+    in_axes = tuple(dims)  # an operand that is not mapped has the dim None
     out = jax.vmap(lambda *args: _scan(*args, **params), in_axes=in_axes)(*operands)
     return out, [0] * len(out)
 

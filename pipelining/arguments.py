@@ -60,14 +60,21 @@ class Signature:
       static_argnames: names of such arguments.
     """
 
-    def __init__(self, function: Callable[..., Any], static_argnums: Sequence[int], static_argnames: Sequence[str]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static_argnums: Sequence[int],
+        static_argnames: Sequence[str],
+    ) -> None:
         self._function = function
         self._nums = frozenset(static_argnums)
         self._names = frozenset(static_argnames)
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, list[Any]]:
         """Take a call apart; also the NNX modules among its arguments."""
-        static = {i: args[i] for i in self._nums if i < len(args)} | {k: v for k, v in kwargs.items() if k in self._names}
+        static = {i: args[i] for i in self._nums if i < len(args)} | {
+            k: v for k, v in kwargs.items() if k in self._names
+        }
         dynamic = (
             [None if i in self._nums else a for i, a in enumerate(args)],
             {k: v for k, v in kwargs.items() if k not in self._names},
@@ -85,7 +92,10 @@ class Signature:
 
     def donated(self, call_args: Sequence[Any], donate_argnums: Sequence[int]) -> frozenset[int]:
         """Flat positions of the arrays of donated arguments."""
-        marked = [jax.tree.map(lambda _, i=i: i in donate_argnums, a, is_leaf=_is_module) for i, a in enumerate(call_args)]
+        marked = [
+            jax.tree.map(lambda _, i=i: i in donate_argnums, a, is_leaf=_is_module)
+            for i, a in enumerate(call_args)
+        ]
         state, rest = [], []
         for i, arg in enumerate(call_args):
             if i in self._nums:
@@ -103,7 +113,13 @@ class _Pure:
     """The user's function as a function of flat arrays."""
 
     def __init__(
-        self, function: Any, treedef: Any, graphdef: Any, static: Mapping[Any, Any], results: Results, num_modules: int
+        self,
+        function: Any,
+        treedef: Any,
+        graphdef: Any,
+        static: Mapping[Any, Any],
+        results: Results,
+        num_modules: int,
     ) -> None:
         self._function = function
         self._treedef = treedef
@@ -115,7 +131,11 @@ class _Pure:
     def __call__(self, *flat: Any) -> list[Any]:
         state, (args, kwargs) = jax.tree.unflatten(self._treedef, flat)
         modules = nnx.merge(self._graphdef, state) if self._num_modules else ()
-        args, kwargs = jax.tree.map(lambda x: modules[x.number] if isinstance(x, _Hole) else x, (args, kwargs), is_leaf=_is_hole)
+        args, kwargs = jax.tree.map(
+            lambda x: modules[x.number] if isinstance(x, _Hole) else x,
+            (args, kwargs),
+            is_leaf=_is_hole,
+        )
         args = [self._static.get(i, a) for i, a in enumerate(args)]
         kwargs = {**kwargs, **{k: v for k, v in self._static.items() if isinstance(k, str)}}
         out = self._function(*args, **kwargs)
@@ -186,7 +206,9 @@ def _check_results(out: Any) -> None:
             )
 
 
-def _same_home(state: Any, arguments: Any, after: Any, out: Any, num_modules: int) -> tuple[tuple[int, int], ...]:
+def _same_home(
+    state: Any, arguments: Any, after: Any, out: Any, num_modules: int
+) -> tuple[tuple[int, int], ...]:
     """Pairs (result, argument) of a state that comes back: modules, and results with an argument's tree and shapes."""
     num_state, num_after = len(jax.tree.leaves(state)), len(jax.tree.leaves(after))
     pairs = [(i, i) for i in range(num_state)] if num_modules and num_state == num_after else []
@@ -194,14 +216,20 @@ def _same_home(state: Any, arguments: Any, after: Any, out: Any, num_modules: in
     parts = list(out) if isinstance(out, (tuple, list)) and type(out) in (tuple, list) else [out]
     position = num_after
     for part in parts:
-        leaves, treedef = jax.tree.flatten(part)
+        leaves = jax.tree.leaves(part)
+        shapes = [_aval(jax.numpy.asarray(leaf)) for leaf in leaves]
         for argument, offset in offsets:
-            given, other = jax.tree.flatten(argument)
-            if leaves and treedef == other and [_aval(x) for x in map(jax.numpy.asarray, leaves)] == list(map(_aval, given)):
+            given = list(map(_aval, jax.tree.leaves(argument)))
+            same_tree = _treedef(part) == _treedef(argument)
+            if leaves and same_tree and shapes == given:
                 pairs += [(position + i, offset + i) for i in range(len(leaves))]
                 break
         position += len(leaves)
     return tuple(pairs)
+
+
+def _treedef(tree: Any) -> Any:
+    return jax.tree.structure(tree)
 
 
 def _offsets(args: Sequence[Any], start: int) -> list[tuple[Any, int]]:

@@ -60,7 +60,15 @@ class Drafts:
     ranks: tuple[list[Draft], ...]
     codes: list[Code] = field(default_factory=list)
 
-    def run(self, rank: int, code: int, inputs: Iterable[Key], outputs: Iterable[Key], action: Any, label: str) -> None:
+    def run(
+        self,
+        rank: int,
+        code: int,
+        inputs: Iterable[Key],
+        outputs: Iterable[Key],
+        action: Any,
+        label: str,
+    ) -> None:
         """Draft a run."""
         self.ranks[rank].append(DraftRun(code, tuple(inputs), tuple(outputs), action, label))
 
@@ -109,7 +117,14 @@ def _loop_part(drafts: Drafts, plan: StagePlan, outer: Outer, order: Order) -> N
         if code is None:
             continue
         microbatch = action.microbatch
-        drafts.run(rank, code.number, code.inputs(microbatch), code.outputs(microbatch), action, str(action))
+        drafts.run(
+            rank,
+            code.number,
+            code.inputs(microbatch),
+            code.outputs(microbatch),
+            action,
+            str(action),
+        )
         for to, values in _sends(code.task, rank, readers).items():
             drafts.transfer(rank, to, ((value, microbatch) for value in values), str(action))
 
@@ -144,7 +159,9 @@ class _TaskCode:
         self._batch = dict(loop.batch)
         self._index = loop.index
         self._accumulators = [accumulators[result] for result in task.results]
-        self._reductions: list[Reduction] = [loop.reductions[result.output] for result in task.results]
+        self._reductions: list[Reduction] = [
+            loop.reductions[result.output] for result in task.results
+        ]
 
     def inputs(self, microbatch: int) -> list[Key]:
         """Keys of the arguments."""
@@ -167,12 +184,17 @@ class _TaskCode:
         index = jax.ShapeDtypeStruct((), jnp.int32)
         reads = [(self._batch.get(value) or value).struct for value in self.task.reads]
         structs = (index, *reads, *(a.start.struct for a in self._accumulators))
-        return Code(str(self.task), rank, self.call, structs, num_operations=len(self.task.operations))
+        return Code(
+            str(self.task), rank, self.call, structs, num_operations=len(self.task.operations)
+        )
 
     def call(self, index: Any, *args: Any) -> list[Any]:
         """Pick the micro-batch, run the stage, add the results up."""
         task = self.task
-        picked = [self._pick(v, a, index) for v, a in zip(task.reads, args[: len(task.reads)], strict=True)]
+        picked = [
+            self._pick(v, a, index)
+            for v, a in zip(task.reads, args[: len(task.reads)], strict=True)
+        ]
         results = evaluate(task.graph, picked)
         exports, contributions = results[: len(task.exports)], results[len(task.exports) :]
         totals = [
@@ -262,7 +284,9 @@ class _OuterPart:
         )
         number = len(self._drafts.codes)
         self._drafts.codes.append(code)
-        self._drafts.run(segment.rank, number, map(self._key, reads), map(self._key, exports), None, name)
+        self._drafts.run(
+            segment.rank, number, map(self._key, reads), map(self._key, exports), None, name
+        )
 
     def _key(self, value: Value) -> Key:
         return (self._names.get(value, value), OUTSIDE)

@@ -84,7 +84,9 @@ def _run(state: _State, run: Run, program: Program) -> None:
     if code.rank != state.rank:
         raise state.fail(f"its code was made for rank {code.rank}")
     if len(run.inputs) != len(code.inputs):
-        raise state.fail(f"its code takes {len(code.inputs)} arrays, the instruction gives {len(run.inputs)}")
+        raise state.fail(
+            f"its code takes {len(code.inputs)} arrays, the instruction gives {len(run.inputs)}"
+        )
     _read(state, run.inputs)
     _empty(state, tuple(run.inputs[i] for i in code.donate))
     state.filled.update(run.outputs)
@@ -102,7 +104,8 @@ def _meet(state: _State, instruction: Send | Recv, states: list[_State]) -> _Sta
     if (len(other.slots), other.tag) != (len(instruction.slots), instruction.tag):
         raise state.fail(f"the other side is {_short(other)} on rank {peer.rank}")
     sender, receiver = (state, peer) if send else (peer, state)
-    assert sender.instruction is not None and receiver.instruction is not None
+    assert sender.instruction is not None
+    assert receiver.instruction is not None
     _read(sender, sender.instruction.slots)  # type: ignore[union-attr]
     receiver.filled.update(receiver.instruction.slots)  # type: ignore[union-attr]
     state.position += 1
@@ -133,20 +136,31 @@ def _check_end(state: _State) -> None:
 
 
 def _stuck(states: list[_State]) -> CommunicationError:
-    lines = [f"  rank {s.rank} waits at {s.position}: {_short(s.instruction)}" for s in states if s.instruction]
+    lines = [
+        f"  rank {s.rank} waits at {s.position}: {_short(s.instruction)}"
+        for s in states
+        if s.instruction
+    ]
     return CommunicationError("\n".join(["the program deadlocks when sends block:", *lines[:12]]))
 
 
 def _check_tasks(program: Program, order: Order, skipped: Collection[Action]) -> None:
     for rank, (rank_program, actions) in enumerate(zip(program.ranks, order.actions, strict=True)):
-        ran = [i.action for i in rank_program.instructions if isinstance(i, Run) and i.action is not None]
+        ran = [
+            i.action
+            for i in rank_program.instructions
+            if isinstance(i, Run) and i.action is not None
+        ]
         wanted = [action for action in actions if action not in skipped]
         if ran != wanted:
-            differing = next((i for i, (a, b) in enumerate(zip(ran, wanted, strict=False)) if a != b), min(len(ran), len(wanted)))
+            differing = next(
+                (i for i, (a, b) in enumerate(zip(ran, wanted, strict=False)) if a != b),
+                min(len(ran), len(wanted)),
+            )
             raise CommunicationError(
                 f"rank {rank} runs {len(ran)} tasks where the schedule has {len(wanted)}; they differ at number "
-                f"{differing}: {[str(a) for a in ran[differing:differing + 1]]} instead of "
-                f"{[str(a) for a in wanted[differing:differing + 1]]}"
+                f"{differing}: {[str(a) for a in ran[differing : differing + 1]]} instead of "
+                f"{[str(a) for a in wanted[differing : differing + 1]]}"
             )
 
 

@@ -2,8 +2,8 @@
 
 An NNX module is mutable: a function that is traced at a deeper level than the module's arrays may read it, but not
 write to it, and `nnx.value_and_grad` writes.  So the loop of `accumulate_grads` runs on copies: `find_modules` finds
-the modules that a function reaches through its closure, its globals, defaults, bound object or `functools.partial` arguments, and
-`rebind` gives the same function over other modules.  What the copies may change, and what becomes of it, is decided in
+the modules that a function reaches through its closure, its globals, defaults, bound object or `functools.partial`
+arguments, and `rebind` gives the same function over other modules.  What the copies may change, and what becomes of it, is decided in
 `accumulate.py`.
 """
 
@@ -102,11 +102,18 @@ def _rebind(item: Any, new: Mapping[int, Any], depth: int, done: dict[int, Any])
     return {key: again(value) for key, value in item.items()} if type(item) is dict else item
 
 
-def _rebind_function(function: types.FunctionType, again: Callable[[Any], Any]) -> types.FunctionType:
+def _rebind_function(
+    function: types.FunctionType, again: Callable[[Any], Any]
+) -> types.FunctionType:
     cells = tuple(types.CellType(again(content)) for content in _cells(function))
     defaults = None if function.__defaults__ is None else tuple(map(again, function.__defaults__))
-    scope = {**function.__globals__, **{name: again(value) for name, value in _globals(function).items()}}
+    scope = {
+        **function.__globals__,
+        **{name: again(value) for name, value in _globals(function).items()},
+    }
     copy = types.FunctionType(function.__code__, scope, function.__name__, defaults, cells or None)
-    copy.__kwdefaults__ = {key: again(value) for key, value in (function.__kwdefaults__ or {}).items()} or None
+    copy.__kwdefaults__ = {
+        key: again(value) for key, value in (function.__kwdefaults__ or {}).items()
+    } or None
     copy.__dict__.update(function.__dict__)
     return copy

@@ -1,7 +1,7 @@
 """The passes of the compiler, in order, and nothing else.
 
-    step --trace--> Trace --cut--> StagePlan --split--> StagePlan --outer, place--> Placement
-         --assemble--> Drafts --allocate--> Program --validate--> Program
+step --trace--> Trace --cut--> StagePlan --split--> StagePlan --outer, place--> Placement
+     --assemble--> Drafts --allocate--> Program --validate--> Program
 """
 
 from collections.abc import Callable, Sequence
@@ -83,7 +83,9 @@ def compile_step(
     borders = replace(borders, outputs=outer.outputs, combined=outer.combined)
     placement = place(outer.operations, borders)
     drafts = assemble(stages, outer, placement, order)
-    program = allocate(drafts, placement, Interface(trace.inputs, donated, trace.constants, outer.outputs))
+    program = allocate(
+        drafts, placement, Interface(trace.inputs, donated, trace.constants, outer.outputs)
+    )
     validate_program(program, order, skipped_actions(stages, order))
     return Plan(trace, stages, order, placement, program)
 
@@ -108,11 +110,17 @@ def select_kinds(stages: StagePlan, order: Order) -> StagePlan:
 
 def skipped_actions(stages: StagePlan, order: Order) -> frozenset[Action]:
     """Actions of tasks that have nothing to do (a forward-only step has no backward)."""
-    return frozenset(a for actions in order.actions for a in actions if (a.stage, a.kind) not in stages.tasks)
+    return frozenset(
+        a for actions in order.actions for a in actions if (a.stage, a.kind) not in stages.tasks
+    )
 
 
 def find_borders(
-    trace: Trace, stages: StagePlan, outer: Outer, order: Order, same_home: Sequence[tuple[int, int]]
+    trace: Trace,
+    stages: StagePlan,
+    outer: Outer,
+    order: Order,
+    same_home: Sequence[tuple[int, int]],
 ) -> Borders:
     """What the loop reads and leaves, by rank."""
     loop = trace.loop
@@ -135,6 +143,7 @@ def find_borders(
         loop_gradients=gradients,
         loop_values=values,
         outputs=outer.outputs,
-        same_home=[(new, old) for new, old in pairs if isinstance(new, Value) and new not in trace.inputs],
+        same_home=[
+            (new, old) for new, old in pairs if isinstance(new, Value) and new not in trace.inputs
+        ],
     )
-

@@ -26,16 +26,23 @@ def compile_codes(codes: Sequence[Code], devices: Sequence[Any]) -> tuple[Execut
     """
     with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
         lowered = list(pool.map(lambda code: _lower(code, devices[code.rank]), codes))
-        keys = [(_fingerprint(low), code.rank, code.donate) for low, code in zip(lowered, codes, strict=True)]
-        unique = {key: low for key, low in zip(keys, lowered, strict=True)}
-        compiled = dict(zip(unique, pool.map(lambda low: low.compile(), unique.values()), strict=True))
+        keys = [
+            (_fingerprint(low), code.rank, code.donate)
+            for low, code in zip(lowered, codes, strict=True)
+        ]
+        unique = dict(zip(keys, lowered, strict=True))
+        compiled = dict(
+            zip(unique, pool.map(lambda low: low.compile(), unique.values()), strict=True)
+        )
     return tuple(compiled[key] for key in keys)
 
 
 def _lower(code: Code, device: Any) -> Any:
     sharding = jax.sharding.SingleDeviceSharding(device)
     structs = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in code.inputs]
-    jitted = jax.jit(_strongly_typed(code.function), donate_argnums=code.donate, out_shardings=sharding)
+    jitted = jax.jit(
+        _strongly_typed(code.function), donate_argnums=code.donate, out_shardings=sharding
+    )
     return jitted.lower(*structs)
 
 

@@ -148,8 +148,11 @@ class Graph:
 
         lines = [f"in {' '.join(show(v) for v in self.inputs)}"]
         for op in self.operations:
-            left = " ".join(f"{show(v)}:{np.dtype(v.dtype) if isinstance(v.dtype, np.dtype) else v.dtype}"
-                            f"{list(v.shape)}" for v in op.outputs)
+            left = " ".join(
+                f"{show(v)}:{np.dtype(v.dtype) if isinstance(v.dtype, np.dtype) else v.dtype}"
+                f"{list(v.shape)}"
+                for v in op.outputs
+            )
             lines.append(f"{left} = {op.operator.name} {' '.join(show(a) for a in op.inputs)}")
         return "\n".join([*lines, f"out {' '.join(show(a) for a in self.outputs)}"])
 

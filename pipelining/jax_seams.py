@@ -59,7 +59,12 @@ def scan_parts(eqn: Equation) -> ScanParts:
         consts, carry, _ = params["ft_in"].unpack()
         num_consts, num_carry = len(consts), len(carry)
     return ScanParts(
-        params["jaxpr"], num_consts, num_carry, params["length"], params["reverse"], params["unroll"]
+        params["jaxpr"],
+        num_consts,
+        num_carry,
+        params["length"],
+        params["reverse"],
+        params["unroll"],
     )
 
 
@@ -76,9 +81,13 @@ def is_jaxpr(value: Any) -> bool:
 def bind_equation(eqn: Equation, operands: Sequence[Any]) -> list[Any]:
     """Evaluate one equation on `operands` (arrays or tracers), as JAX's own evaluator does."""
     subfuns, params = _bind_params(eqn)
-    with source_info_util.user_context(
-        eqn.source_info.traceback, name_stack=source_info_util.current_name_stack() + eqn.source_info.name_stack
-    ), eqn.ctx.manager:
+    with (
+        source_info_util.user_context(
+            eqn.source_info.traceback,
+            name_stack=source_info_util.current_name_stack() + eqn.source_info.name_stack,
+        ),
+        eqn.ctx.manager,
+    ):
         out = eqn.primitive.bind(*subfuns, *operands, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
 
@@ -100,8 +109,8 @@ def count_compilations() -> Iterator[Callable[[], int]]:
     """Count XLA compilations inside the context; yields a function that tells how many so far."""
     counted = [0]
 
-    def listen(event: str, duration: float, **_: Any) -> None:
-        del duration
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
+        del duration_secs
         if event == "/jax/core/compile/backend_compile_duration":
             counted[0] += 1
 
@@ -115,7 +124,9 @@ def count_compilations() -> Iterator[Callable[[], int]]:
 def evaluate_jaxpr(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     """Evaluate a closed jaxpr with other constants than its own."""
     parts = jaxpr_parts(jaxpr)
-    env: dict[Any, Any] = dict(zip((*parts.constvars, *parts.invars), (*consts, *args), strict=True))
+    env: dict[Any, Any] = dict(
+        zip((*parts.constvars, *parts.invars), (*consts, *args), strict=True)
+    )
 
     def read(atom: Any) -> Any:
         return atom.val if is_literal(atom) else env[atom]
@@ -123,7 +134,10 @@ def evaluate_jaxpr(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> li
     for eqn in parts.eqns:
         results = bind_equation(eqn, [read(atom) for atom in eqn.invars])
         env.update(zip(eqn.outvars, results, strict=True))
-    return [jnp.asarray(read(atom), atom.aval.dtype) if is_literal(atom) else read(atom) for atom in parts.outvars]
+    return [
+        jnp.asarray(read(atom), atom.aval.dtype) if is_literal(atom) else read(atom)
+        for atom in parts.outvars
+    ]
 
 
 def shaped_array(struct: jax.ShapeDtypeStruct) -> Any:

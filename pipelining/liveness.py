@@ -11,11 +11,29 @@ from typing import Any
 
 import jax
 
-from stagewright.pipelining.assemble import INDEX, OUTSIDE, Draft, DraftRun, DraftTransfer, Drafts, Key, index_constant
+from stagewright.pipelining.assemble import (
+    INDEX,
+    OUTSIDE,
+    Draft,
+    DraftRun,
+    Drafts,
+    DraftTransfer,
+    Key,
+    index_constant,
+)
 from stagewright.pipelining.graph import Literal, Value
 from stagewright.pipelining.outer import struct_of
 from stagewright.pipelining.placement import Placement
-from stagewright.pipelining.program import Code, Free, Instruction, Program, RankProgram, Recv, Run, Send
+from stagewright.pipelining.program import (
+    Code,
+    Free,
+    Instruction,
+    Program,
+    RankProgram,
+    Recv,
+    Run,
+    Send,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +56,10 @@ class Interface:
 def allocate(drafts: Drafts, placement: Placement, interface: Interface) -> Program:
     """Number slots, insert frees, choose donations."""
     constants, constant_of = _constants(drafts, interface)
-    ranks = [_Rank(rank, draft, placement, interface, constant_of) for rank, draft in enumerate(drafts.ranks)]
+    ranks = [
+        _Rank(rank, draft, placement, interface, constant_of)
+        for rank, draft in enumerate(drafts.ranks)
+    ]
     codes = _choose_donations(drafts.codes, ranks)
     return Program(
         ranks=tuple(rank.program(codes) for rank in ranks),
@@ -53,7 +74,9 @@ def allocate(drafts: Drafts, placement: Placement, interface: Interface) -> Prog
 def _constants(drafts: Drafts, interface: Interface) -> tuple[tuple[Any, ...], dict[Key, int]]:
     """The arrays that stay: what the step closes over, and micro-batch indices."""
     arrays = [array for _, array in interface.constants]
-    number: dict[Key, int] = {(value, OUTSIDE): i for i, (value, _) in enumerate(interface.constants)}
+    number: dict[Key, int] = {
+        (value, OUTSIDE): i for i, (value, _) in enumerate(interface.constants)
+    }
     for draft in drafts.ranks:
         for item in draft:
             for key in item.inputs if isinstance(item, DraftRun) else ():
@@ -65,7 +88,11 @@ def _constants(drafts: Drafts, interface: Interface) -> tuple[tuple[Any, ...], d
 
 def _passed(interface: Interface) -> tuple[tuple[int, int], ...]:
     position = {value: i for i, value in enumerate(interface.inputs)}
-    return tuple((i, position[a]) for i, a in enumerate(interface.outputs) if isinstance(a, Value) and a in position)
+    return tuple(
+        (i, position[a])
+        for i, a in enumerate(interface.outputs)
+        if isinstance(a, Value) and a in position
+    )
 
 
 def _literals(interface: Interface) -> tuple[tuple[int, Any], ...]:
@@ -149,7 +176,11 @@ class _Rank:
     def program(self, codes: Sequence[Code]) -> RankProgram:
         inputs = tuple((i, self.slot(key)) for i, key in self.inputs)
         constants = tuple((i, self.slot(key)) for i, key in self.constants)
-        instructions = [made for position, item in enumerate(self.drafts) for made in self._write(position, item, codes)]
+        instructions = [
+            made
+            for position, item in enumerate(self.drafts)
+            for made in self._write(position, item, codes)
+        ]
         return RankProgram(
             instructions=tuple(instructions),
             inputs=inputs,
@@ -165,13 +196,18 @@ class _Rank:
         if isinstance(item, DraftRun):
             donated = {item.inputs[i] for i in codes[item.code].donate}
         dead = dict.fromkeys(
-            key for key in (*_keys_in(item), *_keys_out(item)) if self.last.get(key) == position and key not in donated
+            key
+            for key in (*_keys_in(item), *_keys_out(item))
+            if self.last.get(key) == position and key not in donated
         )
         return [main, Free(tuple(self.slot(key) for key in dead))] if dead else [main]
 
     def _instruction(self, item: Draft) -> Instruction:
         if isinstance(item, DraftRun):
-            inputs, outputs = tuple(map(self.slot, item.inputs)), tuple(map(self.slot, item.outputs))
+            inputs, outputs = (
+                tuple(map(self.slot, item.inputs)),
+                tuple(map(self.slot, item.outputs)),
+            )
             return Run(item.code, inputs, outputs, item.action, item.label)
         slots = tuple(map(self.slot, item.keys))
         return Send(slots, item.peer, item.tag) if item.sends else Recv(slots, item.peer, item.tag)
@@ -197,7 +233,9 @@ def _choose_donations(codes: Sequence[Code], ranks: Sequence[_Rank]) -> tuple[Co
             if isinstance(item, DraftRun):
                 found = rank.donatable(position, item, codes[item.code])
                 allowed[item.code] = allowed.get(item.code, found) & found
-    return tuple(replace(code, donate=_fitting(code, allowed.get(i, set()))) for i, code in enumerate(codes))
+    return tuple(
+        replace(code, donate=_fitting(code, allowed.get(i, set()))) for i, code in enumerate(codes)
+    )
 
 
 def _fitting(code: Code, allowed: set[int]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ it stands for, or none if the partition does not use it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stagewright.nn.partition import Partition
 from stagewright.nn.yields import pipeline_yield_p
@@ -31,7 +32,9 @@ def is_mark(op: Operation) -> bool:
     return op.operator.name == pipeline_yield_p.name
 
 
-def find_marks(operations: Sequence[Operation], num_stages: int, partition: Partition, costs: Sequence[float]) -> Marks:
+def find_marks(
+    operations: Sequence[Operation], num_stages: int, partition: Partition, costs: Sequence[float]
+) -> Marks:
     """Choose which marks are stage edges.
 
     Args:
@@ -61,7 +64,9 @@ def find_marks(operations: Sequence[Operation], num_stages: int, partition: Part
     return Marks(num_stages, edges)
 
 
-def _pair(operations: Sequence[Operation], forward: Sequence[Operation]) -> list[tuple[Operation, Operation]]:
+def _pair(
+    operations: Sequence[Operation], forward: Sequence[Operation]
+) -> list[tuple[Operation, Operation]]:
     """Each backward mark with its forward one: the same number; of several, the last forward one comes back first."""
     waiting: dict[int, list[Operation]] = {}
     for op in forward:
@@ -70,6 +75,6 @@ def _pair(operations: Sequence[Operation], forward: Sequence[Operation]) -> list
     return [(op, waiting[_params(op)["mark"]].pop()) for op in backward]
 
 
-def _params(op: Operation) -> dict[str, object]:
-    params: dict[str, object] = op.operator.eqn.params  # type: ignore[union-attr]
+def _params(op: Operation) -> dict[str, Any]:
+    params: dict[str, Any] = op.operator.eqn.params  # type: ignore[union-attr]
     return params

@@ -157,7 +157,14 @@ def mpmd_jit(
             static_argnums=static_argnums, static_argnames=static_argnames, timeout=timeout,
         )  # fmt: skip
     return MpmdFunction(
-        function, mesh, schedule, partition or Uniform(), donate_argnums, static_argnums, static_argnames, timeout
+        function,
+        mesh,
+        schedule,
+        partition or Uniform(),
+        donate_argnums,
+        static_argnums,
+        static_argnames,
+        timeout,
     )
 
 

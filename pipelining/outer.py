@@ -78,7 +78,9 @@ def add_accumulators(trace: Trace, plan: StagePlan) -> Outer:
     for result in sorted(results, key=lambda r: r.output):
         struct = struct_of(result.atom)
         reduction = loop.reductions[result.output]
-        start = _call(added, lambda r=reduction, s=struct: r.init(s, loop.num_microbatches, loop.accum_dtype))
+        start = _call(
+            added, lambda r=reduction, s=struct: r.init(s, loop.num_microbatches, loop.accum_dtype)
+        )
         end = Value(start.shape, start.dtype)
         accumulators[result] = Accumulator(result, start, end)
         parts.setdefault(result.output, []).append(end)
@@ -89,14 +91,19 @@ def add_accumulators(trace: Trace, plan: StagePlan) -> Outer:
     return Outer(operations, accumulators, tuple(resolve(atom, finished) for atom in trace.outputs))
 
 
-def _finish(added: list[Operation], trace: Trace, plan: StagePlan, output: int, ends: Sequence[Value]) -> Atom:
+def _finish(
+    added: list[Operation], trace: Trace, plan: StagePlan, output: int, ends: Sequence[Value]
+) -> Atom:
     loop = plan.loop
     total: Atom = ends[0]
     for end in ends[1:]:
         total = _call(added, _add, total, end)
     struct = struct_of(loop.body.outputs[output])
     reduction = loop.reductions[output]
-    return _call(added, lambda a: reduction.finish(a, struct, loop.num_microbatches), total)
+    finished: Atom = _call(
+        added, lambda a: reduction.finish(a, struct, loop.num_microbatches), total
+    )
+    return finished
 
 
 def _call(added: list[Operation], function: Any, *args: Atom) -> Any:
@@ -130,10 +137,14 @@ def _open_branches(outer: Outer, anchors: Anchors) -> Outer:
         else:
             outputs = _select(operations, [resolve(a, aliases) for a in op.inputs], choices)
             aliases.update(zip(op.outputs, outputs, strict=True))
-    return Outer(tuple(operations), outer.accumulators, tuple(resolve(a, aliases) for a in outer.outputs))
+    return Outer(
+        tuple(operations), outer.accumulators, tuple(resolve(a, aliases) for a in outer.outputs)
+    )
 
 
-def _select(operations: list[Operation], operands: Sequence[Atom], choices: Sequence[Graph]) -> list[Atom]:
+def _select(
+    operations: list[Operation], operands: Sequence[Atom], choices: Sequence[Graph]
+) -> list[Atom]:
     which, *rest = operands
     cases = []
     for choice in choices:

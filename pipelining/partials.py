@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stagewright.pipelining.graph import Atom, Graph, Operation, Value, like
+from stagewright.pipelining.graph import Atom, Graph, Operation, Operator, Value, like
 from stagewright.pipelining.phases import Phases
 from stagewright.pipelining.primitives import LINEAR, is_sum
 from stagewright.pipelining.reductions import Mean, Sum
@@ -104,10 +104,12 @@ class _Splitter:
 
     def _plus(self, left: Value, right: Value) -> Value:
         out = like(left)
-        self._add(Operation(self._adder(left), (left, right), (out,)), self.phases[self.maker[right]])
+        self._add(
+            Operation(self._adder(left), (left, right), (out,)), self.phases[self.maker[right]]
+        )
         return out
 
-    def _adder(self, value: Value) -> object:
+    def _adder(self, value: Value) -> Operator:
         from stagewright.pipelining.translate import trace_graph
 
         (op,) = trace_graph(lambda a, b: a + b, value.struct, value.struct).operations
@@ -125,7 +127,11 @@ def split_partials(loop: Loop, body: Graph, phases: Phases, num_stages: int) -> 
     results: list[Contribution] = []
     for output, (atom, reduction) in enumerate(zip(body.outputs, loop.reductions, strict=True)):
         parts: Sequence[Atom] = [atom]
-        if isinstance(atom, Value) and isinstance(reduction, (Sum, Mean)) and output >= loop.num_values:
+        if (
+            isinstance(atom, Value)
+            and isinstance(reduction, (Sum, Mean))
+            and output >= loop.num_values
+        ):
             terms = splitter.terms(atom)
             parts = splitter.sum_by_stage(terms) if len(terms) > 1 else [atom]
         results += [Contribution(output, part) for part in parts]

@@ -23,7 +23,9 @@ Phases = dict[Operation, frozenset[int]]
 _NOWHERE = -1  # the anchor of what depends on no activation
 
 
-def assign_phases(operations: Sequence[Operation], marks: Marks, values: Sequence[Atom], grads: Sequence[Atom]) -> Phases:
+def assign_phases(
+    operations: Sequence[Operation], marks: Marks, values: Sequence[Atom], grads: Sequence[Atom]
+) -> Phases:
     """The phases of every operation; marks that are no stage edge count as any other operation.
 
     Args:
@@ -45,7 +47,9 @@ def assign_phases(operations: Sequence[Operation], marks: Marks, values: Sequenc
             _want(wanted, op.inputs, {_leaving(marks, op)})
             continue
         readers = set().union(*(wanted.get(value, set()) for value in op.outputs))
-        phases[op] = _choose(op, anchor[op], readers or {last}, op in forward, op in independent, marks.num_stages)
+        phases[op] = _choose(
+            op, anchor[op], readers or {last}, op in forward, op in independent, marks.num_stages
+        )
         _want(wanted, op.inputs, phases[op])
     return phases
 
@@ -90,7 +94,9 @@ def _leaving(marks: Marks, op: Operation) -> int:
     return _entered(marks, op) - 1
 
 
-def _needed_forward(operations: Sequence[Operation], marks: Marks, values: Sequence[Atom]) -> set[Operation]:
+def _needed_forward(
+    operations: Sequence[Operation], marks: Marks, values: Sequence[Atom]
+) -> set[Operation]:
     """What the forward marks and the losses need."""
     handed = [atom for op, (_, forward) in marks.edges.items() if forward for atom in op.inputs]
     return set(ancestors(operations, [*handed, *values]))
@@ -106,4 +112,3 @@ def _independent(operations: Sequence[Operation], anchor: dict[Operation, int]) 
         else:
             dependent.update(op.outputs)
     return independent
-

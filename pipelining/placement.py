@@ -82,9 +82,17 @@ def place(operations: Sequence[Operation], borders: Borders) -> Placement:
     while True:
         runs, needs = _demand(operations, borders, anchors, carried)
         homes = _homes(borders, anchors, runs, needs)
-        wanted = {new: homes[old] | carried.get(new, frozenset()) for new, old in borders.same_home if homes.get(old)}
+        wanted = {
+            new: homes[old] | carried.get(new, frozenset())
+            for new, old in borders.same_home
+            if homes.get(old)
+        }
         if wanted == carried:
-            results = {atom for atom in borders.outputs if isinstance(atom, Value) and atom not in set(borders.inputs)}
+            results = {
+                atom
+                for atom in borders.outputs
+                if isinstance(atom, Value) and atom not in set(borders.inputs)
+            }
             final = {v: carried.get(v, frozenset({min(homes[v])})) for v in results}
             return Placement(runs, homes, needs, final)
         carried = wanted
@@ -99,7 +107,11 @@ def _is_small(atom: Atom) -> bool:
 
 def anchor_all(operations: Sequence[Operation], borders: Borders) -> Anchors:
     """Bind values to ranks, forwards; inputs that only bound operations read are bound too, and then once more."""
-    bound = {v: min(ranks) for v, ranks in borders.loop_reads.items() if len(ranks) == 1 or not _is_small(v)}
+    bound = {
+        v: min(ranks)
+        for v, ranks in borders.loop_reads.items()
+        if len(ranks) == 1 or not _is_small(v)
+    }
     start = {v: rank for v, rank in bound.items() if v in set(borders.inputs)}
     for _ in range(3):
         anchors = Anchors({**start, **borders.loop_gradients}, {})
@@ -135,7 +147,9 @@ def _bind(op: Operation, table: dict[Value, int], rank: int) -> None:
     table.update(dict.fromkeys(op.outputs, rank))
 
 
-def _bound_by_readers(operations: Sequence[Operation], borders: Borders, anchors: Anchors) -> dict[Value, int]:
+def _bound_by_readers(
+    operations: Sequence[Operation], borders: Borders, anchors: Anchors
+) -> dict[Value, int]:
     """Inputs that bound operations of exactly one rank read (optimizer moments)."""
     free = set(borders.inputs) - set(anchors.local) - set(borders.loop_reads)
     readers: dict[Value, set[int]] = {}
@@ -151,7 +165,10 @@ def _bound_by_readers(operations: Sequence[Operation], borders: Borders, anchors
 
 
 def _demand(
-    operations: Sequence[Operation], borders: Borders, anchors: Anchors, carried: Mapping[Value, Ranks]
+    operations: Sequence[Operation],
+    borders: Borders,
+    anchors: Anchors,
+    carried: Mapping[Value, Ranks],
 ) -> tuple[dict[Operation, Ranks], dict[Value, Ranks]]:
     """Walk back from what is wanted: where each operation runs and where its operands are needed."""
     needs: dict[Value, Ranks] = dict(borders.loop_reads)
@@ -187,12 +204,17 @@ def _where(op: Operation, wanted: Ranks, anchors: Anchors) -> Ranks:
     bound = anchors.local.get(op.outputs[0], anchors.shared.get(op.outputs[0]))
     if bound is not None:
         return frozenset({bound})
-    repeats_cheaply = all(_is_small(value) for value in op.values_in) or all(_is_small(v) for v in op.outputs)
+    repeats_cheaply = all(_is_small(value) for value in op.values_in) or all(
+        _is_small(v) for v in op.outputs
+    )
     return wanted if repeats_cheaply else frozenset({min(wanted)})
 
 
 def _homes(
-    borders: Borders, anchors: Anchors, runs: Mapping[Operation, Ranks], needs: Mapping[Value, Ranks]
+    borders: Borders,
+    anchors: Anchors,
+    runs: Mapping[Operation, Ranks],
+    needs: Mapping[Value, Ranks],
 ) -> dict[Value, Ranks]:
     homes: dict[Value, Ranks] = {value: ranks for op, ranks in runs.items() for value in op.outputs}
     for value, rank in (*borders.loop_gradients.items(), *borders.loop_values.items()):
@@ -205,4 +227,3 @@ def _homes(
         else:
             homes[value] = frozenset({bound if bound is not None else min(needed)})
     return homes
-

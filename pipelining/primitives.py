@@ -47,7 +47,18 @@ SMALL = 4096
 ADD = frozenset({"add", "add_any"})
 
 # Linear in their one array operand, and the same for each term of a sum.
-LINEAR = frozenset({"convert_element_type", "copy", "expand_dims", "neg", "reshape", "shard", "squeeze", "transpose"})
+LINEAR = frozenset(
+    {
+        "convert_element_type",
+        "copy",
+        "expand_dims",
+        "neg",
+        "reshape",
+        "shard",
+        "squeeze",
+        "transpose",
+    }
+)
 
 
 def only_moves(op: Operation) -> bool:
@@ -68,4 +79,8 @@ def is_cheap(op: Operation) -> bool:
 def is_sum(op: Operation) -> bool:
     """Whether the operation adds two arrays of one shape."""
     shapes = {atom.shape for atom in op.inputs}
-    return op.operator.name in ADD and len(shapes) == 1 and all(isinstance(a, Value) for a in op.inputs)
+    return (
+        op.operator.name in ADD
+        and len(shapes) == 1
+        and all(isinstance(a, Value) for a in op.inputs)
+    )

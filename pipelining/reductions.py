@@ -118,7 +118,9 @@ class Stack:
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> Array:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0, impl=jax.random.key_impl(jnp.empty((), dtype))), shape)
+        return jnp.broadcast_to(
+            jax.random.key(0, impl=jax.random.key_impl(jnp.empty((), dtype))), shape
+        )
     return jnp.zeros(shape, dtype)
 
 

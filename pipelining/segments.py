@@ -29,7 +29,9 @@ def group_segments(operations: Sequence[Operation], placement: Placement) -> tup
     for op in operations:
         maker.update(dict.fromkeys(op.outputs, op))
         for rank in sorted(placement.runs.get(op, ())):
-            found = max((_level_of(v, rank, maker, level, placement) for v in op.values_in), default=0)
+            found = max(
+                (_level_of(v, rank, maker, level, placement) for v in op.values_in), default=0
+            )
             level[op, rank] = found
             members.setdefault((found, rank), []).append(op)
     return tuple(Segment(rank, at, tuple(members[at, rank])) for at, rank in sorted(members))

@@ -15,7 +15,7 @@ layers) is I, and what only one gradient needs is W.
 Reference: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2 (its "B" is our I).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stagewright.pipelining.actions import Kind
@@ -90,7 +90,9 @@ def _behind_movement(atom: Atom, maker: dict[Value, Operation]) -> Atom:
     return atom
 
 
-def _split(operations: Sequence[Operation], wanted: set[Value]) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
+def _split(
+    operations: Sequence[Operation], wanted: set[Value]
+) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
     """Part operations into those that `wanted` needs and the others, opening what is needed in part."""
     needed = set(wanted)
     first: list[Operation] = []
@@ -134,14 +136,16 @@ def _open(op: Operation, hits: Sequence[bool]) -> "Fission | Sequence[Operation]
 def _inlined(op: Operation, body: Graph) -> list[Operation] | None:
     """The operations of a checkpoint, making the very values that the checkpoint made."""
     operations, outputs = inline(body, op.inputs)
-    renamed = dict(zip(outputs, op.outputs, strict=True))
-    if len(renamed) < len(outputs) or any(not isinstance(a, Value) for a in outputs):
-        return None  # an output twice or a constant
-    again = []
-    for inner in operations:
-        inputs = tuple(renamed.get(a, a) for a in inner.inputs)
-        again.append(Operation(inner.operator, inputs, tuple(renamed.get(v, v) for v in inner.outputs)))  # type: ignore[misc]
-    return again
+    made = {value for inner in operations for value in inner.outputs}
+    renamed = {a: v for a, v in zip(outputs, op.outputs, strict=True) if isinstance(a, Value)}
+    if len(renamed) < len(outputs) or not made.issuperset(renamed):
+        return None  # an output twice, a constant, or an input handed through
+    return [_rename(inner, renamed) for inner in operations]
+
+
+def _rename(op: Operation, names: Mapping[Value, Value]) -> Operation:
+    inputs = tuple(names.get(a, a) if isinstance(a, Value) else a for a in op.inputs)
+    return Operation(op.operator, inputs, tuple(names.get(v, v) for v in op.outputs))
 
 
 def fission(op: Operation, hits: Sequence[bool]) -> Fission | None:
@@ -156,7 +160,9 @@ def fission(op: Operation, hits: Sequence[bool]) -> Fission | None:
     wanted = _close_over_carry(body, carry_in, list(hits))
     if all(wanted):
         return None
-    targets = {a for a, hit in zip(body.outputs, wanted, strict=True) if hit and isinstance(a, Value)}
+    targets = {
+        a for a, hit in zip(body.outputs, wanted, strict=True) if hit and isinstance(a, Value)
+    }
     first_ops, second_ops = _split(body.operations, targets)
     rest = [a for a, hit in zip(body.outputs, wanted, strict=True) if not hit]
     own_carry = {v for v, hit in zip(carry_in, wanted[:num_carry], strict=True) if hit}
@@ -164,7 +170,15 @@ def fission(op: Operation, hits: Sequence[bool]) -> Fission | None:
     stash = [value for value in free_values(second_ops, rest) if value in made]
     stacked = [Value((scan.length, *value.shape), value.dtype) for value in stash]
     first = _scan_part(op, scan, first_ops, wanted, stash, stacked, ())
-    second = _scan_part(op, scan, second_ops, [not hit for hit in wanted], (), (), tuple(zip(stash, stacked, strict=True)))
+    second = _scan_part(
+        op,
+        scan,
+        second_ops,
+        [not hit for hit in wanted],
+        (),
+        (),
+        tuple(zip(stash, stacked, strict=True)),
+    )
     return Fission(first, second)
 
 
@@ -195,7 +209,13 @@ def _scan_part(
     read = set(free_values(operations, [*outputs, *extra_ys]))
     pairs = list(zip(body.inputs, op.inputs, strict=True))
     consts = [pair for pair in pairs[:num_consts] if pair[0] in read]
-    carry = [pair for pair, hit in zip(pairs[num_consts : num_consts + num_carry], wanted[:num_carry], strict=True) if hit]
+    carry = [
+        pair
+        for pair, hit in zip(
+            pairs[num_consts : num_consts + num_carry], wanted[:num_carry], strict=True
+        )
+        if hit
+    ]
     xs = [pair for pair in pairs[num_consts + num_carry :] if pair[0] in read] + list(extra_xs)
     inputs = [*consts, *carry, *xs]
     part = Scan(
@@ -204,4 +224,3 @@ def _scan_part(
     )  # fmt: skip
     made = [v for v, hit in zip(op.outputs, wanted, strict=True) if hit]
     return Operation(part, tuple(a for _, a in inputs), (*made, *extra_outputs))
-

@@ -62,7 +62,7 @@ class StageTask:
 
     @property
     def graph(self) -> Graph:
-        """reads -> exports and results."""
+        """Reads -> exports and results."""
         return Graph(self.reads, self.operations, (*self.exports, *(r.atom for r in self.results)))
 
     def __str__(self) -> str:
@@ -101,8 +101,12 @@ def cut_stages(loop: Loop, num_stages: int, partition: Partition) -> StagePlan:
     contributions = split_partials(loop, body, phases, num_stages)
     if contributions.changed:
         body = prune(Graph(body.inputs, contributions.operations, contributions.atoms))
-        phases = assign_phases(body.operations, marks, values, [r.atom for r in contributions.grads])
-    aliases = {out: atom for op in marks.edges for out, atom in zip(op.outputs, op.inputs, strict=True)}
+        phases = assign_phases(
+            body.operations, marks, values, [r.atom for r in contributions.grads]
+        )
+    aliases = {
+        out: atom for op in marks.edges for out, atom in zip(op.outputs, op.inputs, strict=True)
+    }
     results = [Result(r.output, resolve(r.atom, aliases)) for r in contributions.results]
     tasks = _build_tasks(body.operations, phases, aliases, results, loop, num_stages)
     return StagePlan(replace(loop, body=body), num_stages, tasks)
@@ -114,7 +118,9 @@ def _choose_edges(
     """Find the marks that are stage edges and drop the others."""
     marks = find_marks(operations, num_stages, partition, _segment_costs(operations))
     dropped = [op for op in operations if is_mark(op) and op not in marks.edges]
-    aliases: dict[Value, Atom] = {out: a for op in dropped for out, a in zip(op.outputs, op.inputs, strict=True)}
+    aliases: dict[Value, Atom] = {
+        out: a for op in dropped for out, a in zip(op.outputs, op.inputs, strict=True)
+    }
     kept = []
     edges = {}
     for op in operations:
@@ -156,16 +162,24 @@ def _build_tasks(
             per_phase[phase].append(substitute(op, aliases))
     results_of = _results_by_phase(results, per_phase, loop.num_values, num_stages)
     reads = [
-        free_values(ops, [r.atom for r in done]) for ops, done in zip(per_phase, results_of, strict=True)
+        free_values(ops, [r.atom for r in done])
+        for ops, done in zip(per_phase, results_of, strict=True)
     ]
     tasks = {}
     for phase, ops in enumerate(per_phase):
         made = {value for op in ops for value in op.outputs}
         read_later = {value for later in reads[phase + 1 :] for value in later}
-        exports = tuple(v for op in ops for v in op.outputs if v in made & read_later and _first(v, per_phase) == phase)
+        exports = tuple(
+            v
+            for op in ops
+            for v in op.outputs
+            if v in made & read_later and _first(v, per_phase) == phase
+        )
         stage, kind = _phase_key(phase, num_stages)
         if ops or results_of[phase]:
-            tasks[stage, kind] = StageTask(stage, kind, tuple(ops), reads[phase], exports, tuple(results_of[phase]))
+            tasks[stage, kind] = StageTask(
+                stage, kind, tuple(ops), reads[phase], exports, tuple(results_of[phase])
+            )
     return tasks
 
 
@@ -174,7 +188,10 @@ def _first(value: Value, per_phase: Sequence[Sequence[Operation]]) -> int:
 
 
 def _results_by_phase(
-    results: Sequence[Result], per_phase: Sequence[Sequence[Operation]], num_values: int, num_stages: int
+    results: Sequence[Result],
+    per_phase: Sequence[Sequence[Operation]],
+    num_values: int,
+    num_stages: int,
 ) -> list[list[Result]]:
     """Each result belongs to the phase that makes it; inputs and constants to the last forward or backward."""
     made_in: dict[Value, int] = {}

@@ -76,7 +76,9 @@ class Trace:
     outputs: tuple[Atom, ...]
 
 
-def trace_step(step: Callable[..., Sequence[Any]], structs: Sequence[jax.ShapeDtypeStruct]) -> Trace:
+def trace_step(
+    step: Callable[..., Sequence[Any]], structs: Sequence[jax.ShapeDtypeStruct]
+) -> Trace:
     """Trace `step`, a function of flat arrays to flat arrays.
 
     Raises:
@@ -150,4 +152,3 @@ def hoist(trace: Trace) -> Trace:
         operations=sort_operations((*trace.operations, *before)),
         loop=replace(loop, body=body, invariants=invariants),  # type: ignore[arg-type]
     )
-

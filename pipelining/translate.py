@@ -57,7 +57,9 @@ def to_graph(
     parts = jax_seams.jaxpr_parts(jaxpr)
     env: dict[Any, Atom] = {}
     constants = []
-    for var, const in () if constants_as_inputs else zip(parts.constvars, parts.consts, strict=True):
+    for var, const in (
+        () if constants_as_inputs else zip(parts.constvars, parts.consts, strict=True)
+    ):
         env[var] = atom = _constant(var, const)
         if isinstance(atom, Value):
             constants.append((atom, const))
@@ -77,7 +79,9 @@ def open_scan(op: Operation, *, inline_checkpoints: bool) -> Scan:
     parts = jax_seams.scan_parts(op.operator.eqn)
     body = _closed_body(parts.body, inline_checkpoints)
     source = op.operator.source
-    return Scan(body, parts.num_consts, parts.num_carry, parts.length, parts.reverse, parts.unroll, source)
+    return Scan(
+        body, parts.num_consts, parts.num_carry, parts.length, parts.reverse, parts.unroll, source
+    )
 
 
 def open_checkpoint(op: Operation) -> Graph | None:
@@ -100,14 +104,20 @@ def _closed_body(jaxpr: Any, inline_checkpoints: bool) -> Graph:
         return graph
     literals: dict[Value, Literal] = {value: Literal(const) for value, const in constants}
     operations = tuple(
-        Operation(op.operator, tuple(literals.get(a, a) if isinstance(a, Value) else a for a in op.inputs), op.outputs)
+        Operation(
+            op.operator,
+            tuple(literals.get(a, a) if isinstance(a, Value) else a for a in op.inputs),
+            op.outputs,
+        )
         for op in graph.operations
     )
     outputs = tuple(literals.get(a, a) if isinstance(a, Value) else a for a in graph.outputs)
     return Graph(graph.inputs, operations, outputs)
 
 
-def _translate(eqns: Sequence[Any], env: dict[Any, Atom], out: list[Operation], inline_checkpoints: bool) -> None:
+def _translate(
+    eqns: Sequence[Any], env: dict[Any, Atom], out: list[Operation], inline_checkpoints: bool
+) -> None:
     for eqn in eqns:
         operands = [_read(atom, env) for atom in eqn.invars]
         body = _call_body(eqn, inline_checkpoints)
@@ -133,7 +143,9 @@ def _inline_call(
     body: Any, operands: Sequence[Atom], out: list[Operation], inline_checkpoints: bool
 ) -> list[Atom]:
     parts = jax_seams.jaxpr_parts(body)
-    env: dict[Any, Atom] = {var: Literal(c) for var, c in zip(parts.constvars, parts.consts, strict=True)}
+    env: dict[Any, Atom] = {
+        var: Literal(c) for var, c in zip(parts.constvars, parts.consts, strict=True)
+    }
     env.update(zip(parts.invars, operands, strict=True))
     _translate(parts.eqns, env, out, inline_checkpoints)
     return [_read(atom, env) for atom in parts.outvars]
@@ -179,7 +191,9 @@ def _literal(atom: Any) -> Literal:
 
 
 def _constant(var: Any, const: Any) -> Atom:
-    if isinstance(const, (int, float, complex, np.generic)) or np.ndim(const) == 0 and isinstance(const, np.ndarray):
+    if isinstance(const, (int, float, complex, np.generic)) or (
+        isinstance(const, np.ndarray) and const.ndim == 0
+    ):
         return Literal(np.asarray(const, var.aval.dtype))
     return _new_value(var)
 

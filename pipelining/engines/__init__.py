@@ -1,6 +1,12 @@
 """The engines behind one protocol: who runs the train step, and how it is spread over devices."""
 
-from stagewright.pipelining.engines.engine import CompiledStep, Engine, StageRow, StepSummary, StepTimes
+from stagewright.pipelining.engines.engine import (
+    CompiledStep,
+    Engine,
+    StageRow,
+    StepSummary,
+    StepTimes,
+)
 from stagewright.pipelining.engines.mpmd import MpmdEngine
 from stagewright.pipelining.engines.single import SingleProgramEngine
 

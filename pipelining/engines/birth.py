@@ -34,13 +34,16 @@ def create(init: Callable[[], Any], places: Places, shardings: Sequence[Any]) ->
         for device in devices:
             by_device.setdefault(device, []).append(i)
     made = {device: _evaluate(closed, wanted, device) for device, wanted in by_device.items()}
-    leaves = [_join([made[d][i] for d in devices], shardings[i]) for i, devices in enumerate(places)]
+    leaves = [
+        _join([made[d][i] for d in devices], shardings[i]) for i, devices in enumerate(places)
+    ]
     return jax.tree.unflatten(jax.tree.structure(out), leaves)
 
 
 def _join(copies: Sequence[jax.Array], sharding: Any) -> jax.Array:
     if len(copies) == 1:
-        return jax.device_put(copies[0], sharding)
+        placed: jax.Array = jax.device_put(copies[0], sharding)
+        return placed
     return jax.make_array_from_single_device_arrays(copies[0].shape, sharding, list(copies))
 
 
@@ -60,7 +63,10 @@ def _evaluate(closed: Any, wanted: Sequence[int], device: Any) -> dict[int, jax.
             env.update(zip(eqn.outvars, results, strict=True))
             for var in last.get(position, ()):
                 env.pop(var, None)
-        return {i: jax.device_put(jnp.array(read(atom), atom.aval.dtype), device) for i, atom in targets.items()}
+        return {
+            i: jax.device_put(jnp.array(read(atom), atom.aval.dtype), device)
+            for i, atom in targets.items()
+        }
 
 
 def _needed(eqns: Sequence[Any], targets: Sequence[Any]) -> tuple[list[Any], dict[int, list[Any]]]:

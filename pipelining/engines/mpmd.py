@@ -13,7 +13,14 @@ import jax.numpy as jnp
 
 from stagewright.nn.partition import Partition, Uniform
 from stagewright.pipelining.engines.birth import create
-from stagewright.pipelining.engines.engine import Batch, Metrics, StageRow, State, StepSummary, StepTimes
+from stagewright.pipelining.engines.engine import (
+    Batch,
+    Metrics,
+    StageRow,
+    State,
+    StepSummary,
+    StepTimes,
+)
 from stagewright.pipelining.mesh import MeshSpec, rank_meshes
 from stagewright.pipelining.mpmd_jit import CompiledFunction, MpmdFunction
 from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT
@@ -63,7 +70,9 @@ class MpmdEngine:
         partition: Partition | None = None,
     ) -> "MpmdStep":
         """Trace, cut, place and compile; see `Engine.compile`."""
-        function = MpmdFunction(step, mesh, self.schedule, partition or Uniform(), (0,), (), (), self.timeout)
+        function = MpmdFunction(
+            step, mesh, self.schedule, partition or Uniform(), (0,), (), (), self.timeout
+        )
         return MpmdStep(function, init, batch, mesh, self)
 
 
@@ -71,7 +80,12 @@ class MpmdStep:
     """The compiled step; see `CompiledStep`.  Batches of new shapes compile when they come."""
 
     def __init__(
-        self, function: MpmdFunction, init: Callable[[], State], batch: Batch, mesh: MeshSpec, engine: MpmdEngine
+        self,
+        function: MpmdFunction,
+        init: Callable[[], State],
+        batch: Batch,
+        mesh: MeshSpec,
+        engine: MpmdEngine,
     ) -> None:
         self._function = function
         self._init = init
@@ -99,7 +113,9 @@ class MpmdStep:
     def place(self, state: State) -> State:
         """Put a state where the step reads it."""
         leaves, treedef = jax.tree.flatten(state)
-        placed = [jax.device_put(leaf, s) for leaf, s in zip(leaves, self._places()[1], strict=True)]
+        placed = [
+            jax.device_put(leaf, s) for leaf, s in zip(leaves, self._places()[1], strict=True)
+        ]
         return jax.tree.unflatten(treedef, placed)
 
     def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
@@ -117,7 +133,9 @@ class MpmdStep:
         return [sorted(s.device_set, key=order.__getitem__) for s in joined], joined
 
 
-def _summary(compiled: CompiledFunction, engine: MpmdEngine, mesh: MeshSpec, devices: list[Any]) -> StepSummary:
+def _summary(
+    compiled: CompiledFunction, engine: MpmdEngine, mesh: MeshSpec, devices: list[Any]
+) -> StepSummary:
     plan = compiled.plan
     return StepSummary(
         engine="MpmdEngine",

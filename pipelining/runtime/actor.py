@@ -78,11 +78,15 @@ class Actor:
             self.slots[slot] = array
         self._kept = {slot for slot, _ in constants}
         self._posted: list[tuple[int, tuple[int, ...]]] = []
-        self._steps: list[Step] = [self._resolve(i, ins) for i, ins in enumerate(program.instructions)]
+        self._steps: list[Step] = [
+            self._resolve(i, ins) for i, ins in enumerate(program.instructions)
+        ]
         rest = self._receives([slot for _, slots in self._posted for slot in slots], "results")
         self._steps += [rest] if rest else []
         self._inbox: queue.SimpleQueue[Sequence[tuple[int, Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=f"stagewright-rank-{rank}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._serve, name=f"stagewright-rank-{rank}", daemon=True
+        )
         self._thread.start()
 
     # ---- called by the driver ----
@@ -117,7 +121,7 @@ class Actor:
                 self._walk(inputs)
             except Aborted as aborted:
                 error = aborted
-            except BaseException as failure:  # noqa: BLE001 - it is raised again in the caller's thread
+            except BaseException as failure:
                 self._abort.raised = True
                 error = self._explain(failure)
             if error is not None:
@@ -147,14 +151,10 @@ class Actor:
         instruction = instructions[min(self.current, len(instructions) - 1)]
         action = instruction.action if isinstance(instruction, Run) else None
         reason = f"{type(failure).__name__}: {_first_lines(str(failure))}"
-        error = ActorError(
-            self.rank,
-            _short(instruction),
-            action and action.stage,
-            action and action.kind,
-            action and action.microbatch,
-            reason,
+        stage, kind, microbatch = (
+            (action.stage, action.kind.value, action.microbatch) if action else (None, None, None)
         )
+        error = ActorError(self.rank, _short(instruction), stage, kind, microbatch, reason)
         error.__cause__ = failure
         return error
 
@@ -214,11 +214,17 @@ class Actor:
     def _receives(self, read: Sequence[int], what: str) -> Step | None:
         """The posted receives to wait for before `read` is read: each channel's, up to the last that matters."""
         wanted = set(read)
-        last = {source: i for i, (source, slots) in enumerate(self._posted) if wanted.intersection(slots)}
+        last = {
+            source: i
+            for i, (source, slots) in enumerate(self._posted)
+            if wanted.intersection(slots)
+        }
         if not last:
             return None
         due = [(s, slots) for i, (s, slots) in enumerate(self._posted) if i <= last.get(s, -1)]
-        self._posted = [(s, slots) for i, (s, slots) in enumerate(self._posted) if i > last.get(s, -1)]
+        self._posted = [
+            (s, slots) for i, (s, slots) in enumerate(self._posted) if i > last.get(s, -1)
+        ]
         pulls = [(self._in[source], source, slots) for source, slots in due]
 
         def receive(slots: Slots) -> None:
@@ -226,7 +232,9 @@ class Actor:
                 try:
                     arrays = channel.receive()
                 except TimeoutError as error:
-                    raise TimeoutError(f"waiting for {what}, to be sent by rank {source}: {error}") from None
+                    raise TimeoutError(
+                        f"waiting for {what}, to be sent by rank {source}: {error}"
+                    ) from None
                 for slot, array in zip(targets, arrays, strict=True):
                     slots[slot] = array
 

@@ -47,7 +47,11 @@ class LocalRuntime:
     """
 
     def __init__(
-        self, program: Program, devices: Sequence[Any], donated: frozenset[int], timeout: float = DEFAULT_TIMEOUT
+        self,
+        program: Program,
+        devices: Sequence[Any],
+        donated: frozenset[int],
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         self.program = program
         self.shardings = input_shardings(program, devices)
@@ -55,7 +59,9 @@ class LocalRuntime:
         self._donated = donated
         self._timeout = timeout
         self._result_homes = _homes(r.outputs for r in program.ranks)
-        self._result_shardings = {i: _sharding(ranks, devices) for i, ranks in self._result_homes.items()}
+        self._result_shardings = {
+            i: _sharding(ranks, devices) for i, ranks in self._result_homes.items()
+        }
         self._abort = Abort()
         self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._channels: dict[tuple[int, int], Channel] = {}
@@ -67,20 +73,30 @@ class LocalRuntime:
     def _make_actors(self, executables: Sequence[Any]) -> list[Actor]:
         num_ranks = len(self.program.ranks)
         pairs = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if a != b]
-        self._channels = {(a, b): Channel(self._devices[b], self._abort, self._timeout) for a, b in pairs}
+        self._channels = {
+            (a, b): Channel(self._devices[b], self._abort, self._timeout) for a, b in pairs
+        }
         blocking = self._devices[0].platform == "cpu"
         actors = []
         for rank, program in enumerate(self.program.ranks):
             constants = [
-                (slot, jax.device_put(self.program.constants[i], self._devices[rank])) for i, slot in program.constants
+                (slot, jax.device_put(self.program.constants[i], self._devices[rank]))
+                for i, slot in program.constants
             ]
             channels_in = {a: c for (a, b), c in self._channels.items() if b == rank}
             channels_out = {b: c for (a, b), c in self._channels.items() if a == rank}
             actors.append(
                 Actor(
-                    rank, program, executables, constants, channels_in, channels_out, self._done, self._abort,
+                    rank,
+                    program,
+                    executables,
+                    constants,
+                    channels_in,
+                    channels_out,
+                    self._done,
+                    self._abort,
                     blocking=blocking,
-                )  # fmt: skip
+                )
             )
         return actors
 
@@ -92,7 +108,9 @@ class LocalRuntime:
         """
         placed = self.place(args)
         for rank, (actor, program) in enumerate(zip(self._actors, self.program.ranks, strict=True)):
-            actor.start([(slot, _copy_on(placed[i], self._devices[rank])) for i, slot in program.inputs])
+            actor.start(
+                [(slot, _copy_on(placed[i], self._devices[rank])) for i, slot in program.inputs]
+            )
         self._wait()
         results = self._collect(placed)
         self._made = frozenset(map(id, results))
@@ -105,7 +123,9 @@ class LocalRuntime:
         placed = []
         for i, arg in enumerate(args):
             sharding = self.shardings.get(i)
-            if sharding is not None and not (isinstance(arg, jax.Array) and arg.sharding == sharding):
+            if sharding is not None and not (
+                isinstance(arg, jax.Array) and arg.sharding == sharding
+            ):
                 arg = jax.device_put(arg, sharding)
             if i in self._donated and isinstance(arg, jax.Array):
                 arg = buffers.own(arg)
@@ -186,7 +206,9 @@ class LocalRuntime:
 
 def input_shardings(program: Program, devices: Sequence[Any]) -> dict[int, Any]:
     """Where each argument lies: on one device, or copied to several."""
-    return {i: _sharding(ranks, devices) for i, ranks in _homes(r.inputs for r in program.ranks).items()}
+    return {
+        i: _sharding(ranks, devices) for i, ranks in _homes(r.inputs for r in program.ranks).items()
+    }
 
 
 def _homes(tables: Any) -> dict[int, list[int]]:
@@ -237,13 +259,20 @@ class _Buffers:
 def _pointers(array: jax.Array) -> set[int]:
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         array = jax.random.key_data(array)
-    return {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards} if array.size else set()
+    return (
+        {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
+        if array.size
+        else set()
+    )
 
 
 def _copy(array: jax.Array) -> jax.Array:
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
-        return jax.random.wrap_key_data(_copy(jax.random.key_data(array)), impl=jax.random.key_impl(array))
-    return jax.device_put(np.array(array), array.sharding)
+        data = _copy(jax.random.key_data(array))
+        keys: jax.Array = jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+        return keys
+    copy: jax.Array = jax.device_put(np.array(array), array.sharding)
+    return copy
 
 
 def _stop_all(actors: Sequence[Actor]) -> None:
