@@ -3,8 +3,8 @@
 An NNX module is mutable: a function that is traced at a deeper level than the module's arrays may read it, but not
 write to it, and `nnx.value_and_grad` writes.  So the loop of `accumulate_grads` runs on copies: `find_modules` finds
 the modules that a function reaches through its closure, its globals, defaults, bound object or `functools.partial`
-arguments, and `rebind` gives the same function over other modules.  What the copies may change, and what becomes of it, is decided in
-`accumulate.py`.
+arguments, and `rebind` gives the same function over other modules.  What the copies may change, and what becomes of
+it, is decided in `accumulate.py`.
 """
 
 import functools

@@ -87,8 +87,19 @@ def add_accumulators(trace: Trace, plan: StagePlan) -> Outer:
     finished: dict[Value, Atom] = {}
     for output, ends in parts.items():
         finished[loop.outputs[output]] = _finish(added, trace, plan, output, ends)
+    outputs = _distinct(added, [resolve(atom, finished) for atom in trace.outputs])
     operations = sort_operations((*(substitute(op, finished) for op in trace.operations), *added))
-    return Outer(operations, accumulators, tuple(resolve(atom, finished) for atom in trace.outputs))
+    return Outer(operations, accumulators, outputs)
+
+
+def _distinct(added: list[Operation], outputs: Sequence[Atom]) -> tuple[Atom, ...]:
+    """The results, each an array of its own: the caller may give one away and keep another."""
+    seen: set[Atom] = set()
+    distinct: list[Atom] = []
+    for atom in outputs:
+        distinct.append(_call(added, jnp.copy, atom) if atom in seen else atom)
+        seen.add(atom)
+    return tuple(distinct)
 
 
 def _finish(

@@ -32,8 +32,8 @@ MOVEMENT = frozenset(
 ELEMENTWISE = frozenset(
     {
         "abs", "add", "add_any", "and", "clamp", "cos", "div", "eq", "exp", "exp2", "floor", "ge", "gt", "integer_pow",
-        "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "one_minus_square",
-        "or", "pow", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic",
+        "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not",
+        "one_minus_square", "or", "pow", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic",
         "shift_right_logical", "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tanh", "xor",
     }
 )  # fmt: skip

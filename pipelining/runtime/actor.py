@@ -32,6 +32,7 @@ class Abort:
         self.raised = False
 
     def __call__(self) -> bool:
+        """Whether the step was aborted."""
         return self.raised
 
 

@@ -15,7 +15,7 @@ import jax
 _POLL = 0.05  # seconds between two looks at the abort flag
 
 
-class Aborted(Exception):
+class Aborted(Exception):  # noqa: N818 - it is no error of the rank that raises it
     """Another rank failed, or the user interrupted: stop without an error of one's own."""
 
 
