@@ -151,7 +151,7 @@ class Actor:
         instructions = self._program.instructions
         instruction = instructions[min(self.current, len(instructions) - 1)]
         action = instruction.action if isinstance(instruction, Run) else None
-        reason = f"{type(failure).__name__}: {_first_lines(str(failure))}"
+        reason = f"{type(failure).__name__}: {_digest(str(failure))}"
         stage, kind, microbatch = (
             (action.stage, action.kind.value, action.microbatch) if action else (None, None, None)
         )
@@ -259,6 +259,7 @@ def _short(instruction: Instruction) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _first_lines(text: str) -> str:
-    lines = [line[:300] for line in text.splitlines()]
-    return "\n".join([*lines[:6], *(["..."] if len(lines) > 6 else [])])
+def _digest(text: str) -> str:
+    """The beginning and the end of a long message: XLA puts a callback's traceback between them."""
+    lines = [line[:300] for line in text.strip().splitlines()]
+    return "\n".join(lines if len(lines) <= 6 else [*lines[:2], "  ...", *lines[-3:]])
