@@ -94,8 +94,7 @@ def cut_stages(loop: Loop, num_stages: int, partition: Partition) -> StagePlan:
     Raises:
       StageError: if there are too few marks.
     """
-    operations, marks = _choose_edges(loop.body.operations, num_stages, partition)
-    body = prune(Graph(loop.body.inputs, operations, loop.body.outputs))
+    body, marks = _choose_edges(loop.body, num_stages, partition)
     values, grads = body.outputs[: loop.num_values], body.outputs[loop.num_values :]
     phases = assign_phases(body.operations, marks, values, grads)
     contributions = split_partials(loop, body, phases, num_stages)
@@ -112,10 +111,9 @@ def cut_stages(loop: Loop, num_stages: int, partition: Partition) -> StagePlan:
     return StagePlan(replace(loop, body=body), num_stages, tasks)
 
 
-def _choose_edges(
-    operations: Sequence[Operation], num_stages: int, partition: Partition
-) -> tuple[tuple[Operation, ...], Marks]:
+def _choose_edges(body: Graph, num_stages: int, partition: Partition) -> tuple[Graph, Marks]:
     """Find the marks that are stage edges and drop the others."""
+    operations = body.operations
     marks = find_marks(operations, num_stages, partition, _segment_costs(operations))
     dropped = [op for op in operations if is_mark(op) and op not in marks.edges]
     aliases: dict[Value, Atom] = {
@@ -130,7 +128,8 @@ def _choose_edges(
         kept.append(new)
         if op in marks.edges:
             edges[new] = marks.edges[op]
-    return tuple(kept), Marks(num_stages, edges)
+    outputs = tuple(resolve(atom, aliases) for atom in body.outputs)
+    return prune(Graph(body.inputs, tuple(kept), outputs)), Marks(num_stages, edges)
 
 
 def _segment_costs(operations: Sequence[Operation]) -> list[float]:
