@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from stagewright.pipelining.drawing import draw_order
 from stagewright.pipelining.schedules import ZBH1
 
@@ -17,7 +18,12 @@ def run(source: str, tmp_path: Path) -> str:
     script = tmp_path / "model.py"
     script.write_text(source)
     done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()

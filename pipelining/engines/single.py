@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from stagewright.pipelining.engines.birth import create
 from stagewright.pipelining.engines.engine import (
     Batch,
     Metrics,
@@ -91,7 +92,8 @@ class SingleProgramStep:
     ) -> None:
         began = time.perf_counter()
         self._sharding = SingleDeviceSharding(device)
-        self._init = jax.jit(init, out_shardings=self._sharding)
+        self._init = init
+        self._device = device
         self._state = jax.eval_shape(init)
         self._step = jax.jit(
             step, donate_argnums=0, in_shardings=self._sharding, out_shardings=self._sharding
@@ -109,8 +111,9 @@ class SingleProgramStep:
         )
 
     def init(self) -> State:
-        """Create the state on the device."""
-        return self._init()
+        """Create the state on the device, with the values that it has under every engine."""
+        num_leaves = len(jax.tree.leaves(self._state))
+        return create(self._init, [[self._device]] * num_leaves, [self._sharding] * num_leaves)
 
     def place(self, state: State) -> State:
         """Put a state on the device; what lies there already is not copied."""
@@ -120,7 +123,10 @@ class SingleProgramStep:
         """Run one step, consuming `state`."""
         if (shapes := _shapes(batch)) not in self._executables:
             self._compile(batch)
-        return self._executables[shapes](state, jax.device_put(batch, self._sharding))
+        out: tuple[State, Metrics] = self._executables[shapes](
+            state, jax.device_put(batch, self._sharding)
+        )
+        return out
 
     def _compile(self, batch: Batch) -> int:
         """Compile for this shape of batch; return the number of equations."""

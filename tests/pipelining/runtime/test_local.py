@@ -1,6 +1,7 @@
 """A step of the local runtime gives its results or an error that says where; it never hangs and keeps nothing."""
 
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from stagewright.nn.yields import pipeline_yield
 from stagewright.pipelining.accumulate import accumulate_grads
 from stagewright.pipelining.errors import ActorError
@@ -125,7 +127,7 @@ def test_spans_cover_every_run_in_order():
     spans = step.compile(WEIGHTS, BATCH).runtime.spans
     for rank in (0, 1):
         own = [span for span in spans if span.rank == rank]
-        assert all(a.end <= b.begin for a, b in zip(own, own[1:], strict=False))
+        assert all(a.end <= b.begin for a, b in itertools.pairwise(own))
         tasks = [str(span.run.action) for span in own if span.run.action is not None]
         assert sorted(tasks) == sorted(f"{rank}{kind}{m}" for kind in "FB" for m in range(4))
 
