@@ -68,6 +68,11 @@ def only_moves(op: Operation) -> bool:
     return sum(v.nbytes for v in op.outputs) <= sum(v.nbytes for v in op.values_in)
 
 
+def copies(op: Operation) -> bool:
+    """Whether a data movement costs a pass over memory wherever it stands: a join, or a cast."""
+    return op.operator.name in ("concatenate", "convert_element_type", "stack")
+
+
 def is_cheap(op: Operation) -> bool:
     """Whether doing the operation again costs less than sending its result."""
     if op.operator.name in CHEAP:

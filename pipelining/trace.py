@@ -19,13 +19,14 @@ from stagewright.pipelining.graph import (
     Literal,
     Operation,
     Value,
+    ancestors,
     clone,
     free_values,
     prune,
     sort_operations,
     substitute,
 )
-from stagewright.pipelining.primitives import only_moves
+from stagewright.pipelining.primitives import copies, only_moves
 from stagewright.pipelining.reductions import Reduction
 from stagewright.pipelining.translate import to_graph
 
@@ -131,24 +132,34 @@ def hoist(trace: Trace) -> Trace:
     """Take data movement on loop invariants out of the loop: it happens once a step, not once a micro-batch.
 
     A run of equal layers is scanned over their stacked parameters; this is what makes the stacking free of the number
-    of micro-batches.  Only operations that move or cast are taken, so no number changes.
+    of micro-batches.  Only operations that move or cast are taken, so no number changes; and only casts, joins and
+    what leads to them, for XLA folds a transpose or a reshape into its reader, where it costs nothing and does not
+    change how a product is computed.
     """
     loop = trace.loop
+    moved = set(_worth_hoisting(loop))
     outside: dict[Value, Atom] = dict(loop.invariants)
     before: list[Operation] = []
-    kept: list[Operation] = []
-    for op in loop.body.operations:
-        if only_moves(op) and all(value in outside for value in op.values_in):
-            copy, new = clone(op, {value: outside[value] for value in op.values_in})
-            before.append(copy)
-            outside.update(new)
-        else:
-            kept.append(op)
+    for op in (op for op in loop.body.operations if op in moved):
+        copy, new = clone(op, {value: outside[value] for value in op.values_in})
+        before.append(copy)
+        outside.update(new)
+    kept = tuple(op for op in loop.body.operations if op not in moved)
     read = [value for value in free_values(kept, loop.body.outputs) if value in outside]
-    body = Graph(loop.body.inputs, tuple(kept), loop.body.outputs)
+    body = Graph(loop.body.inputs, kept, loop.body.outputs)
     invariants = tuple((value, outside[value]) for value in read)
     return replace(
         trace,
         operations=sort_operations((*trace.operations, *before)),
         loop=replace(loop, body=body, invariants=invariants),  # type: ignore[arg-type]
     )
+
+
+def _worth_hoisting(loop: Loop) -> tuple[Operation, ...]:
+    invariant = {value for value, _ in loop.invariants}
+    candidates: list[Operation] = []
+    for op in loop.body.operations:
+        if only_moves(op) and invariant.issuperset(op.values_in):
+            candidates.append(op)
+            invariant.update(op.outputs)
+    return ancestors(candidates, [v for op in candidates if copies(op) for v in op.outputs])
