@@ -6,11 +6,13 @@ and rates added, once the next step is under way; so nobody waits for a step but
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
-from stagewright.pipelining.engines.engine import CompiledStep
+from stagewright.pipelining.engines.engine import CompiledStep, StepTimes
 
 
 class StepReporter:
@@ -30,38 +32,56 @@ class StepReporter:
         self.losses: list[float] = []
         self.latest: dict[str, float] = {}
         self._log = log
-        self._pending: tuple[int, Mapping[str, Any], CompiledStep] | None = None
+        self._pending: _Pending | None = None
         self._ended = time.perf_counter()
 
     def submit(self, step: int, metrics: Mapping[str, Any], compiled: CompiledStep) -> None:
         """Take a step that has begun; report the one before it."""
+        # An engine that waits for its step leaves nothing to wait for: the step ended just now.
+        ended = time.perf_counter() if _are_ready(metrics) else None
+        times = compiled.last_times if ended is not None else None
         self.flush()
-        self._pending = (step, metrics, compiled)
+        self._pending = _Pending(step, metrics, compiled, ended, times)
 
     def flush(self) -> None:
         """Report the step that is held back, if any, waiting for it to end."""
-        if self._pending is None:
+        if (held := self._pending) is None:
             return
-        step, metrics, compiled = self._pending
         self._pending = None
-        values = to_numbers(metrics)
-        values.update(self._rates(values, compiled))
+        values = to_numbers(held.metrics)
+        values.update(self._rates(values, held))
         self.losses.append(values["loss"])
         self.latest = values
-        self._log(step, values)
+        self._log(held.step, values)
 
     def restart_clock(self) -> None:
         """Leave the time up to now out of the next step's: something else than a step took it."""
         self._ended = time.perf_counter()
 
-    def _rates(self, values: Mapping[str, float], compiled: CompiledStep) -> dict[str, float]:
-        now = time.perf_counter()
-        seconds, self._ended = now - self._ended, now
+    def _rates(self, values: Mapping[str, float], held: "_Pending") -> dict[str, float]:
+        ended = time.perf_counter() if held.ended is None else held.ended
+        seconds, self._ended = ended - self._ended, ended
         rates = {"step_seconds": seconds, "tokens_per_second": values["tokens"] / seconds}
-        rates["bubble_planned"] = compiled.summary.planned_bubble
-        if (times := compiled.last_times) is not None:
+        rates["bubble_planned"] = held.compiled.summary.planned_bubble
+        times = held.times or held.compiled.last_times
+        if times is not None:
             rates["bubble"] = times.bubble
         return rates
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A step that is not reported yet; `ended` and `times` are set if it had ended at once."""
+
+    step: int
+    metrics: Mapping[str, Any]
+    compiled: CompiledStep
+    ended: float | None
+    times: StepTimes | None
+
+
+def _are_ready(metrics: Mapping[str, Any]) -> bool:
+    return all(value.is_ready() for value in metrics.values() if isinstance(value, jax.Array))
 
 
 def to_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
