@@ -34,11 +34,11 @@ class Layers(nnx.Module):
     Usually made with `PipelinedModule.layers`, which also numbers the layers for `set_stages`.
 
     Random streams inside the layers (dropout) depend only on the keys and counts in the state and
-    on the layer's number in the model: the masks differ from layer to layer, even where layers share
-    a stream, and are the same whether layers are scanned or not, rematerialised or not, and however
-    they are cut into stages.  A call does not advance the layers' counts: calling twice gives the
-    same masks.  Whoever runs many micro-batches or steps folds their numbers into the keys, as the
-    Trainer does; by hand, `nnx.reseed` does it.
+    on the layer's number in the model: the masks differ from layer to layer, even where layers
+    share a stream, and are the same whether layers are scanned or not, rematerialised or not, and
+    however they are cut into stages.  A call does not advance the layers' counts: calling twice
+    gives the same masks.  Whoever runs many micro-batches or steps folds their numbers into the
+    keys, as the Trainer does; by hand, `nnx.reseed` does it.
 
     Layers must not carry other state from call to call (batch statistics, caches, sown values).
 
@@ -91,8 +91,8 @@ class Layers(nnx.Module):
         """Run the layers on a carry.
 
         Args:
-          carry: any pytree of arrays: the activations, and whatever rides along (an auxiliary loss).
-            All of it crosses every stage's end.
+          carry: any pytree of arrays: the activations, and whatever rides along (an auxiliary
+            loss).  All of it crosses every stage's end.
           *args: further arguments of every layer, the same for all.
           **kwargs: further keyword arguments of every layer.
 
@@ -113,7 +113,7 @@ class Layers(nnx.Module):
         return carry
 
     def _equal_runs(self, indices: range) -> Iterator[list["_Part"]]:
-        """Split layers into their parts; yield together those that follow each other and are equal."""
+        """Split layers into their parts; yield together equal ones that follow each other."""
         parts = [_Part(index, *nnx.split(self.layers[index])) for index in indices]
         for _, run in itertools.groupby(parts, key=_Part.kind):
             yield list(run)

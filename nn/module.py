@@ -67,8 +67,8 @@ class PipelinedModule(nnx.Module, metaclass=_NumberLayers):
         """Make a run of layers, each a possible stage edge.
 
         Args:
-          make: makes one layer; called `count` times in order with `rngs`.  Each layer maps a pytree
-            of arrays to one of the same structure, shapes and dtypes.
+          make: makes one layer; called `count` times in order with `rngs`.  Each layer maps a
+            pytree of arrays to one of the same structure, shapes and dtypes.
           count: number of layers.
           rngs: the random streams handed to `make`.
           remat: what a layer keeps for its backward pass: None, "full", "dots", or a policy of
@@ -90,15 +90,15 @@ class PipelinedModule(nnx.Module, metaclass=_NumberLayers):
     def set_stages(self, layers_per_stage: Sequence[int]) -> None:
         """Cut the model into stages; an engine calls this before it traces the model.
 
-        All layers of the model are numbered one after another in the order in which their containers
-        were attached.  A stage that ends at layer p ends right before layer p, whichever container
-        holds it; at 0 that is before the first layer, and at `num_layers` after the last.
+        All layers of the model are numbered one after another in the order in which their
+        containers were attached.  A stage that ends at layer p ends right before layer p, whichever
+        container holds it; at 0 that is before the first layer, and at `num_layers` after the last.
 
         Changes static attributes only (`Layers.edges`), and so the `nnx.GraphDef` but no state.
 
         Args:
-          layers_per_stage: number of layers of each stage, in order; `(num_layers,)` undoes the cut.
-            See `stagewright.nn.partition` for how to come by it.
+          layers_per_stage: number of layers of each stage, in order; `(num_layers,)` undoes the
+            cut.  See `stagewright.nn.partition` for how to come by it.
 
         Raises:
           ValueError: if a number is negative or they do not sum to `num_layers`.
@@ -121,9 +121,9 @@ class PipelinedModule(nnx.Module, metaclass=_NumberLayers):
     def loss(self, batch: Any) -> tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]:
         """Return the loss of one micro-batch, as a sum and a count.
 
-        A subclass defines this.  The Trainer divides the sum over all micro-batches by the count over
-        all micro-batches, so that the loss is the mean over the tokens of the global batch however it
-        is divided: see `stagewright.nn.token_cross_entropy`, which returns both.
+        A subclass defines this.  The Trainer divides the sum over all micro-batches by the count
+        over all micro-batches, so that the loss is the mean over the tokens of the global batch
+        however it is divided: see `stagewright.nn.token_cross_entropy`, which returns both.
 
         Args:
           batch: one micro-batch, as the data source yields it.
@@ -154,9 +154,9 @@ def _containers(module: nnx.Module) -> list[Layers]:
     for container, end in zip(containers, ends, strict=False):
         if container.first != end:
             raise ValueError(
-                f"a `Layers` of {type(module).__name__} starts at layer {container.first} where {end} "
-                "was expected: it was attached after the constructor had numbered the layers; "
-                "attach every `Layers` in `__init__`"
+                f"a `Layers` of {type(module).__name__} starts at layer {container.first}, not at "
+                f"{end}: it was attached after the constructor had numbered the layers; attach "
+                "every `Layers` in `__init__`"
             )
     return containers
 

@@ -1,10 +1,10 @@
 """Calling one layer as a function of its state.
 
-`Layers` runs layers under `jax.lax.scan` and `jax.checkpoint`, where a Module cannot be changed from
-within.  So a layer is split into (graphdef, state) and called here: merged anew, given its own
+`Layers` runs layers under `jax.lax.scan` and `jax.checkpoint`, where a Module cannot be changed
+from within.  So a layer is split into (graphdef, state) and called here: merged anew, given its own
 random keys, and thrown away afterwards.  What it did to itself must therefore not matter: the
-counts of its random streams are forgotten (the keys are made new for each micro-batch and step by
-whoever owns the step), and any other change is refused, by name.
+counts of its random streams are forgotten (whoever owns the step makes new keys for each
+micro-batch and step), and any other change is refused, by name.
 """
 
 from collections.abc import Mapping
