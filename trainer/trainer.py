@@ -17,8 +17,10 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import SingleDeviceSharding
 
 from stagewright.nn.partition import Partition, Uniform
+from stagewright.pipelining.engines.birth import create
 from stagewright.pipelining.engines.engine import CompiledStep, Engine
 from stagewright.pipelining.mesh import MeshSpec, rank_meshes
 from stagewright.trainer.blueprint import Blueprint, MakeModel, abstract_model, draw_blueprint
@@ -312,8 +314,16 @@ class Trainer:
         if self._state is None and self._lost:
             raise RuntimeError(f"there is no train state: {self._lost}")
         if self._state is None:
-            return on_one_device(jax.jit(self._blueprint.init)(), self._device)
+            return self._first_arrays()
         return on_one_device((self._state.params, self._state.rest), self._device)
+
+    def _first_arrays(self) -> tuple[nnx.State, nnx.State]:
+        """What a first step would start from, to the bit."""
+        num_leaves = len(jax.tree.leaves((self._blueprint.params, self._blueprint.rest)))
+        places = [[self._device]] * num_leaves
+        shardings = [SingleDeviceSharding(self._device)] * num_leaves
+        arrays: tuple[nnx.State, nnx.State] = create(self._blueprint.init, places, shardings)
+        return arrays
 
 
 def _draw(make: MakeModel, seed: int, num_stages: int, partition: Partition) -> Blueprint:
