@@ -6,6 +6,7 @@ shared by all micro-batches and stay as they are.  What does not divide is refus
 before anything runs: nothing is dropped, padded or repeated.
 """
 
+import collections
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,7 +79,7 @@ class MicrobatchSplit:
             raise ValueError(
                 f"no leaf of the batch has a batch axis (leaves {names}): nothing can be cut"
             )
-        first, size = next(iter(sizes.items()))
+        first, size = _most_common(sizes)
         for name, leaf in named:
             if sizes.get(name, size) != size:
                 raise ValueError(self._disagreement(first, size, name, leaf))
@@ -129,6 +130,13 @@ class MicrobatchSplit:
 def leaf_names(tree: Any) -> list[str]:
     """Dotted names of a tree's leaves, in order: "x", "image.mask", "0.x"."""
     return [name for name, _ in _flatten(tree)[0]]
+
+
+def _most_common(sizes: Mapping[str, int]) -> tuple[str, int]:
+    """The size that most leaves have, the larger one in a tie, and the first leaf that has it."""
+    counts = collections.Counter(sizes.values())
+    size = max(counts, key=lambda size: (counts[size], size))
+    return next(name for name in sizes if sizes[name] == size), size
 
 
 def _flatten(batch: Batch) -> tuple[list[tuple[str, Any]], Any]:
