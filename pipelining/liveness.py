@@ -192,13 +192,14 @@ class _Rank:
 
     def _write(self, position: int, item: Draft, codes: Sequence[Code]) -> list[Instruction]:
         main = self._instruction(item)
-        donated: set[Key] = set()
+        emptied: set[Key] = set()
         if isinstance(item, DraftRun):
             donated = {item.inputs[i] for i in codes[item.code].donate}
+            emptied = donated.difference(item.outputs)
         dead = dict.fromkeys(
             key
             for key in (*_keys_in(item), *_keys_out(item))
-            if self.last.get(key) == position and key not in donated
+            if self.last.get(key) == position and key not in emptied
         )
         return [main, Free(tuple(self.slot(key) for key in dead))] if dead else [main]
 

@@ -39,7 +39,10 @@ def pipelined_grads(f, params, batch, *, schedule, ranks, ops=None, has_aux=Fals
     @mpmd_jit(mesh=MeshSpec(pipe=ranks), schedule=schedule)
     def step(params, batch):
         return accumulate_grads(
-            lambda mb: jax.value_and_grad(f, has_aux=has_aux)(params, mb), batch, ops, in_axes=in_axes
+            lambda mb: jax.value_and_grad(f, has_aux=has_aux)(params, mb),
+            batch,
+            ops,
+            in_axes=in_axes,
         )
 
     return step(params, batch)

@@ -84,9 +84,7 @@ def test_9_flags_none_and_strings_are_settings(schedule, ranks_for):
 def test_9_none_in_a_batch_is_fine_and_a_string_is_named():
     @mpmd_jit(mesh=MeshSpec(pipe=1), schedule=OneFOneB())
     def step(w, batch):
-        return accumulate_grads(
-            lambda b: jax.value_and_grad(lambda w: w * b["x"].sum())(w), batch
-        )
+        return accumulate_grads(lambda b: jax.value_and_grad(lambda w: w * b["x"].sum())(w), batch)
 
     value, _ = step(jnp.float32(2.0), {"x": np.ones((2, 3), np.float32), "extra": None})
     assert value.tolist() == [6.0, 6.0]
