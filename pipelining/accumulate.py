@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import errors, nnx
 from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -119,7 +119,7 @@ def _loop(
         accum_dtype=accum_dtype,
     )
     for variable, count in zip(counts, results[treedef.num_leaves :], strict=True):
-        _original(modules, state, variable).set_value(count)
+        _advance(_original(modules, variable), count)
     pair: tuple[Any, Any] = jax.tree.unflatten(treedef, results[: treedef.num_leaves])
     return pair
 
@@ -268,9 +268,19 @@ def _changed_counts(state: Any, copies: Any) -> list[Any]:
     return counts
 
 
-def _original(modules: Any, state: Any, found: tuple[Any, Any]) -> Any:
+def _advance(variable: Any, count: Any) -> None:
+    """Let a random stream of the outer module go on behind the loop, or the next step would draw the same again."""
+    try:
+        variable.set_value(count)
+    except errors.TraceContextError as error:
+        raise ValueError(
+            "the micro-batch function draws random numbers from an NNX module that the step under mpmd_jit closes "
+            "over, so the next step would draw the same ones again; pass the module to the step as an argument"
+        ) from error
+
+
+def _original(modules: Any, found: tuple[Any, Any]) -> Any:
     """The outer module's own Variable at the place of `found`."""
-    del state
     path, _ = found
     live = jax.tree_util.tree_leaves_with_path(nnx.state(modules), is_leaf=_is_variable)
     return next(variable for other, variable in live if other == path)
