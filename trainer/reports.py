@@ -37,10 +37,10 @@ class StepReporter:
 
     def submit(self, step: int, metrics: Mapping[str, Any], compiled: CompiledStep) -> None:
         """Take a step that has begun; report the one before it."""
-        # An engine that waits for its step leaves nothing to wait for: the step ended just now.
+        self.flush()
+        # An engine that waits for its step leaves nothing to wait for: the step has ended.
         ended = time.perf_counter() if _are_ready(metrics) else None
         times = compiled.last_times if ended is not None else None
-        self.flush()
         self._pending = _Pending(step, metrics, compiled, ended, times)
 
     def flush(self) -> None:
