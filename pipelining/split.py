@@ -47,6 +47,8 @@ def split_backwards(plan: StagePlan) -> StagePlan:
 
 def split_backward(task: StageTask) -> tuple[StageTask, StageTask]:
     """The I and W of one B task."""
+    if not task.exports:
+        task = replace(task, operations=_without_checkpoints(task.operations))
     wanted = set(task.exports) or _shared(task)
     first, second = _split(task.operations, wanted)
     made = {value for op in first for value in op.outputs}
@@ -58,6 +60,16 @@ def split_backward(task: StageTask) -> tuple[StageTask, StageTask]:
         task.stage, Kind.I, first, free_values(first), (*task.exports, *stash), tuple(own)
     )
     return i_task, StageTask(task.stage, Kind.W, second, reads, (), tuple(rest))
+
+
+def _without_checkpoints(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """The operations with checkpoints opened, so that the chain inside one is seen."""
+    opened: list[Operation] = []
+    for op in operations:
+        body = open_checkpoint(op)
+        inner = None if body is None else _inlined(op, body)
+        opened += [op] if inner is None else inner
+    return tuple(opened)
 
 
 def _shared(task: StageTask) -> set[Value]:
