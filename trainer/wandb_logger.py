@@ -71,4 +71,7 @@ class WandbLogger:
 
 def _has_key(wandb: Any) -> bool:
     """Whether wandb can log in without asking anybody."""
-    return bool(wandb.api.api_key)
+    try:
+        return bool(wandb.login(prompt=False))
+    except TypeError:  # an older wandb, which cannot be told not to ask
+        return bool(wandb.api.api_key)
