@@ -106,5 +106,6 @@ def _build(make: MakeModel, seed: int, layers_per_stage: tuple[int, ...] | None)
 
 
 def _split(model: Any) -> tuple[nnx.GraphDef[Any], nnx.State, nnx.State]:
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+    parts: Any = nnx.split(model, nnx.Param, ...)
+    graphdef, params, rest = parts
     return graphdef, params, rest

@@ -95,13 +95,14 @@ def _recipes() -> dict[str, Callable[[], RunConfig]]:
 
 def _guard(command: Callable[[], None], *, debug: bool) -> int:
     """Run a command; turn what goes wrong into a message and an exit code."""
-    warnings.showwarning = _show_warning
     try:
-        command()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            command()
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 2
     except KeyboardInterrupt as interrupt:
-        print(f"\nstagewright: {interrupt or 'stopped by Ctrl-C'}", file=sys.stderr)
+        print(f"\nstagewright: {str(interrupt) or 'stopped by Ctrl-C'}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads any more

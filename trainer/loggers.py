@@ -11,6 +11,7 @@ import os
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import IO, Any, Protocol, runtime_checkable
 
 from rich.console import Console
@@ -154,14 +155,14 @@ class LoggerGroup:
         """Tell all of the run."""
         self._silent.clear()
         for logger in self._loggers:
-            if not self._try(logger, "at the start", lambda logger=logger: logger.start(info)):
+            if not self._try(logger, "at the start", partial(logger.start, info)):
                 self._silent.add(id(logger))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Tell all of a step."""
         for logger in self._loggers:
             if id(logger) not in self._silent:
-                self._try(logger, f"at step {step}", lambda logger=logger: logger.log(step, values))
+                self._try(logger, f"at step {step}", partial(logger.log, step, values))
 
     def close(self) -> None:
         """Tell all of the end."""

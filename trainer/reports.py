@@ -81,7 +81,8 @@ class _Pending:
 
 
 def _are_ready(metrics: Mapping[str, Any]) -> bool:
-    return all(value.is_ready() for value in metrics.values() if isinstance(value, jax.Array))
+    arrays: list[Any] = [value for value in metrics.values() if isinstance(value, jax.Array)]
+    return all(array.is_ready() for array in arrays)
 
 
 def to_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -49,11 +49,12 @@ class WandbLogger:
         if self._run is not None:
             return  # a further fit of the same Trainer continues the run
         self._directory.mkdir(parents=True, exist_ok=True)
+        mode: Any = self._mode or ("online" if _has_key(wandb) else "offline")
         self._run = wandb.init(
             project=self._project,
             name=self._name,
             dir=str(self._directory),
-            mode=self._mode or ("online" if _has_key(wandb) else "offline"),
+            mode=mode,
             config=dict(info.settings),
             settings=wandb.Settings(silent=True),
         )
