@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stagewright.pipelining.graph import Atom, Graph, Operation, Operator, Value, like
+from stagewright.pipelining.marks import Marks
 from stagewright.pipelining.phases import Phases
 from stagewright.pipelining.primitives import LINEAR, is_sum
 from stagewright.pipelining.reductions import Mean, Sum
@@ -56,27 +57,34 @@ class Contributions:
 class _Splitter:
     """Walks one output's sum down to the terms of single stages."""
 
-    def __init__(self, body: Graph, phases: Phases, num_stages: int) -> None:
+    def __init__(self, body: Graph, phases: Phases, marks: Marks) -> None:
         self.maker = {value: op for op in body.operations for value in op.outputs}
         self.uses = Counter(value for op in body.operations for value in op.values_in)
         self.uses.update(atom for atom in body.outputs if isinstance(atom, Value))
-        self.phases = phases
-        self.num_stages = num_stages
+        self.phases = dict(phases)
+        self.marks = marks
         self.added: list[Operation] = []
 
     def stage(self, value: Value) -> int | None:
-        """The stage that makes a value; None for what is no operation's."""
-        phases = self.phases.get(self.maker[value]) if value in self.maker else None
+        """The stage that makes a value; None for what no operation makes."""
+        phases = self._phases_of(value)
         if not phases:
             return None
-        phase = max(phases)
-        return phase if phase < self.num_stages else 2 * self.num_stages - 1 - phase
+        phase, num_stages = max(phases), self.marks.num_stages
+        return phase if phase < num_stages else 2 * num_stages - 1 - phase
+
+    def _phases_of(self, value: Value) -> frozenset[int]:
+        op = self.maker.get(value)
+        return self.phases.get(op, frozenset()) if op is not None else frozenset()
 
     def terms(self, value: Value) -> list[Value]:
         """The terms that sum to `value`, more than one only if they come from several stages."""
         op = self.maker.get(value)
         if op is None or self.uses[value] > 1:
             return [value]
+        if op in self.marks.edges:  # it came over an edge: its terms are made before
+            atom = op.inputs[op.outputs.index(value)]
+            return self.terms(atom) if isinstance(atom, Value) else [value]
         if is_sum(op):
             left, right = op.values_in
             terms = self.terms(left) + self.terms(right)
@@ -91,7 +99,7 @@ class _Splitter:
         if term is op.values_in[0]:
             return op.outputs[0]
         out = like(op.outputs[0])
-        self._add(Operation(op.operator, (term,), (out,)), self.phases[self.maker[term]])
+        self._add(Operation(op.operator, (term,), (out,)), self._phases_of(term))
         return out
 
     def sum_by_stage(self, terms: Sequence[Value]) -> list[Value]:
@@ -104,9 +112,7 @@ class _Splitter:
 
     def _plus(self, left: Value, right: Value) -> Value:
         out = like(left)
-        self._add(
-            Operation(self._adder(left), (left, right), (out,)), self.phases[self.maker[right]]
-        )
+        self._add(Operation(self._adder(left), (left, right), (out,)), self._phases_of(right))
         return out
 
     def _adder(self, value: Value) -> Operator:
@@ -118,12 +124,12 @@ class _Splitter:
     def _add(self, op: Operation, phases: frozenset[int]) -> None:
         self.added.append(op)
         self.maker[op.outputs[0]] = op
-        self.phases = {**self.phases, op: phases}
+        self.phases[op] = phases
 
 
-def split_partials(loop: Loop, body: Graph, phases: Phases, num_stages: int) -> Contributions:
+def split_partials(loop: Loop, body: Graph, phases: Phases, marks: Marks) -> Contributions:
     """Part each summed gradient by the stages that contribute to it."""
-    splitter = _Splitter(body, phases, num_stages)
+    splitter = _Splitter(body, phases, marks)
     results: list[Contribution] = []
     for output, (atom, reduction) in enumerate(zip(body.outputs, loop.reductions, strict=True)):
         parts: Sequence[Atom] = [atom]

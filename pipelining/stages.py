@@ -17,7 +17,6 @@ from stagewright.pipelining.graph import (
     Operation,
     Value,
     free_values,
-    prune,
     resolve,
     substitute,
 )
@@ -97,9 +96,10 @@ def cut_stages(loop: Loop, num_stages: int, partition: Partition) -> StagePlan:
     body, marks = _choose_edges(loop.body, num_stages, partition)
     values, grads = body.outputs[: loop.num_values], body.outputs[loop.num_values :]
     phases = assign_phases(body.operations, marks, values, grads)
-    contributions = split_partials(loop, body, phases, num_stages)
+    contributions = split_partials(loop, body, phases, marks)
     if contributions.changed:
-        body = prune(Graph(body.inputs, contributions.operations, contributions.atoms))
+        parted = Graph(body.inputs, contributions.operations, contributions.atoms)
+        body, marks = _prune(parted, marks)
         phases = assign_phases(
             body.operations, marks, values, [r.atom for r in contributions.grads]
         )
@@ -129,7 +129,26 @@ def _choose_edges(body: Graph, num_stages: int, partition: Partition) -> tuple[G
         if op in marks.edges:
             edges[new] = marks.edges[op]
     outputs = tuple(resolve(atom, aliases) for atom in body.outputs)
-    return prune(Graph(body.inputs, tuple(kept), outputs)), Marks(num_stages, edges)
+    return _prune(Graph(body.inputs, tuple(kept), outputs), Marks(num_stages, edges))
+
+
+def _prune(body: Graph, marks: Marks) -> tuple[Graph, Marks]:
+    """Drop the operations that no output needs, and from marks what nobody reads behind them."""
+    needed = {atom for atom in body.outputs if isinstance(atom, Value)}
+    kept: list[Operation] = []
+    edges = {}
+    for op in reversed(body.operations):
+        live = [i for i, value in enumerate(op.outputs) if value in needed]
+        if not live:
+            continue
+        new = op
+        if op in marks.edges:
+            inputs = tuple(op.inputs[i] for i in live)
+            new = Operation(op.operator, inputs, tuple(op.outputs[i] for i in live))
+            edges[new] = marks.edges[op]
+        kept.append(new)
+        needed.update(new.values_in)
+    return Graph(body.inputs, tuple(reversed(kept)), body.outputs), Marks(marks.num_stages, edges)
 
 
 def _segment_costs(operations: Sequence[Operation]) -> list[float]:
