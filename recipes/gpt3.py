@@ -11,15 +11,20 @@ from stagewright.trainer.config import (
 
 
 def gpt3_nano() -> RunConfig:
-    """A byte-level GPT on the source text of Python's standard library, in two pipeline stages.
+    """A small byte-level GPT on Python's own source text, in two pipeline stages.
 
-    Command: `stagewright train gpt3-nano`.  Without an accelerator the two devices are simulated on
-    the CPU.
+    842,496 parameters; half a million bytes of text.  Without an accelerator the two devices are
+    simulated on the CPU.
+
+    Command: `stagewright train gpt3-nano`
+
+    Expected: the loss falls from 5.35 nats per byte to about 2.26 (mean of the last ten steps),
+    2.39 on held-out text.
     """
     return RunConfig(
         model=GPTConfig(width=128, depth=4, heads=4, context=128),
-        steps=300,
-        data=DataConfig(batch=32, length=128),
+        steps=240,
+        data=DataConfig(batch=16, length=128),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=20),
         mesh=MeshConfig(pipe=2),
         engine=EngineConfig(kind="mpmd", schedule="1f1b", microbatches=8),

@@ -35,7 +35,7 @@ class MicrobatchSplit:
       >>> split = MicrobatchSplit(microbatches=2, axes={"positions": None})
       >>> batch = {"x": np.zeros((6, 4)), "positions": np.zeros((1, 4))}
       >>> {name: leaf.shape for name, leaf in split(batch).items()}
-      {'x': (2, 3, 4), 'positions': (1, 4)}
+      {'positions': (1, 4), 'x': (2, 3, 4)}
     """
 
     microbatches: int
