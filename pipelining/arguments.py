@@ -21,16 +21,29 @@ class Call:
     Attributes:
       leaves: the arrays among the arguments.
       key: equal for calls that may share a compiled step.
-      paths: a name for each leaf, such as "args[0]['w']".
+      arguments: the modules' state and the other arguments, whose leaves are `leaves`.
+      owners: for each module, the position of the argument that it came in, or None for a keyword.
       pure: flat arrays -> flat arrays; fills `out` when it is traced.
       out: how results are put together again, after tracing.
     """
 
     leaves: list[Any]
     key: Any
-    paths: list[str]
+    arguments: Any
+    owners: list[int | None]
     pure: Callable[..., list[Any]]
     out: "Results"
+
+    def positions(self, argnums: Sequence[int]) -> frozenset[int]:
+        """Which leaves belong to these positional arguments."""
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(self.arguments)]
+        return frozenset(i for i, path in enumerate(paths) if self._owner(path) in argnums)
+
+    def _owner(self, path: Any) -> int | None:
+        part, kind, *rest = path
+        if part.idx == 0:  # the state of a module
+            return self.owners[int(kind.key)]
+        return int(rest[0].idx) if kind.idx == 0 else None
 
 
 @dataclass(slots=True)
@@ -80,33 +93,19 @@ class Signature:
             {k: v for k, v in kwargs.items() if k not in self._names},
         )
         modules: list[Any] = []
-        bare = jax.tree.map(lambda x: _take(x, modules), dynamic, is_leaf=_is_module)
+        owners: list[int | None] = []
+        bare = jax.tree_util.tree_map_with_path(
+            lambda path, x: _take(path, x, modules, owners), dynamic, is_leaf=_is_module
+        )
         graphdef, state = nnx.split(tuple(modules))
         leaves, treedef = jax.tree.flatten((state, bare))
-        paths = [_path(path) for path, _ in jax.tree_util.tree_leaves_with_path((state, bare))]
-        arrays = [_array(leaf, path) for leaf, path in zip(leaves, paths, strict=True)]
+        arrays = [_array(leaf) for leaf in leaves]
+        if any(array is None for array in arrays):
+            raise _not_an_array((state, bare))
         results = Results()
         key = (treedef, graphdef, tuple(sorted(static.items(), key=str)), tuple(map(_aval, arrays)))
         pure = _Pure(self._function, treedef, graphdef, static, results, len(modules))
-        return Call(arrays, key, paths, pure, results), modules
-
-    def donated(self, call_args: Sequence[Any], donate_argnums: Sequence[int]) -> frozenset[int]:
-        """Flat positions of the arrays of donated arguments."""
-        marked = [
-            jax.tree.map(lambda _, i=i: i in donate_argnums, a, is_leaf=_is_module)
-            for i, a in enumerate(call_args)
-        ]
-        state, rest = [], []
-        for i, arg in enumerate(call_args):
-            if i in self._nums:
-                continue
-            for leaf in jax.tree.leaves(arg, is_leaf=_is_module):
-                if _is_module(leaf):
-                    state += [i in donate_argnums] * len(jax.tree.leaves(nnx.state(leaf)))
-                else:
-                    rest.append(i in donate_argnums)
-        del marked
-        return frozenset(i for i, hit in enumerate([*state, *rest]) if hit)
+        return Call(arrays, key, (state, bare), owners, pure, results), modules
 
 
 class _Pure:
@@ -162,15 +161,16 @@ def _is_hole(x: Any) -> bool:
 
 
 def _is_module(x: Any) -> bool:
-    return isinstance(x, (nnx.Module, nnx.Optimizer))
+    return isinstance(x, nnx.Pytree)  # modules, optimizers, random streams, metrics
 
 
-def _take(x: Any, modules: list[Any]) -> Any:
+def _take(path: Any, x: Any, modules: list[Any], owners: list[int | None]) -> Any:
     if not _is_module(x):
         return x
     numbers = {id(module): i for i, module in enumerate(modules)}
     if id(x) not in numbers:
         modules.append(x)
+        owners.append(path[1].idx if path[0].idx == 0 else None)
     return _Hole(numbers.get(id(x), len(modules) - 1))
 
 
@@ -182,14 +182,26 @@ def _path(path: Any) -> str:
     return ("args", "kwargs")[getattr(kind, "idx", 0)] + jax.tree_util.keystr(tuple(inner))
 
 
-def _array(leaf: Any, path: str) -> Any:
+def _array(leaf: Any) -> Any:
+    if isinstance(leaf, jax.core.Tracer):
+        raise ValueError(
+            "a function under mpmd_jit runs on arrays and starts its ranks itself; call it as it is, not inside "
+            "jax.jit, jax.grad or another transformation"
+        )
     if isinstance(leaf, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return leaf
     if isinstance(leaf, (bool, int, float, complex, np.generic)):
         return np.asarray(leaf, jax.dtypes.result_type(leaf))
-    raise ValueError(
-        f"{path} of a function under mpmd_jit must be an array or a number, got {type(leaf).__name__} {leaf!r}; name "
-        "settings in static_argnames, or close over them"
+    return None
+
+
+def _not_an_array(arguments: Any) -> ValueError:
+    path, leaf = next(
+        (p, x) for p, x in jax.tree_util.tree_leaves_with_path(arguments) if _array(x) is None
+    )
+    return ValueError(
+        f"{_path(path)} of a function under mpmd_jit must be an array or a number, got {type(leaf).__name__} {leaf!r}; "
+        "name settings in static_argnames, or close over them"
     )
 
 

@@ -18,7 +18,7 @@ _DEPTH = 12  # functions nested deeper than this are not searched
 
 
 def find_modules(function: Any) -> tuple[Any, ...]:
-    """The NNX modules (and optimizers) that `function` closes over, each once."""
+    """The NNX modules (optimizers, random streams, metrics) that `function` closes over, each once."""
     found: dict[int, Any] = {}
     for module in _modules_in(function, _DEPTH, set()):
         found.setdefault(id(module), module)
@@ -31,7 +31,7 @@ def rebind(function: Any, replacement: Mapping[int, Any]) -> Any:
 
 
 def _modules_in(item: Any, depth: int, seen: set[int]) -> Iterator[Any]:
-    if isinstance(item, (nnx.Module, nnx.Optimizer)):
+    if isinstance(item, nnx.Pytree):
         yield item
         return
     if depth == 0 or id(item) in seen:
@@ -63,7 +63,7 @@ def _globals(function: types.FunctionType) -> dict[str, Any]:
 def _may_hold_modules(value: Any, function: types.FunctionType) -> bool:
     if isinstance(value, types.FunctionType):
         return value.__globals__ is function.__globals__
-    return isinstance(value, (nnx.Module, nnx.Optimizer, functools.partial, types.MethodType))
+    return isinstance(value, (nnx.Pytree, functools.partial, types.MethodType))
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -64,28 +64,28 @@ class MpmdFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step, compiling first if these shapes are new."""
         call, modules = self._signature.call(args, kwargs)
-        compiled = self._find(call, args)
+        compiled = self._find(call)
         return compiled.results.restore(compiled.runtime.step(call.leaves), modules)
 
     def compile(self, *args: Any, **kwargs: Any) -> CompiledFunction:
         """Compile for arguments like these (arrays, or `jax.ShapeDtypeStruct`s) without running anything."""
         call, _ = self._signature.call(args, kwargs)
-        return self._find(call, args)
+        return self._find(call)
 
     def place(self, *args: Any, **kwargs: Any) -> list[Any]:
         """The flat arguments where the compiled step reads them."""
         call, _ = self._signature.call(args, kwargs)
-        return self._find(call, args).runtime.place(call.leaves)
+        return self._find(call).runtime.place(call.leaves)
 
-    def _find(self, call: Call, args: Sequence[Any]) -> CompiledFunction:
+    def _find(self, call: Call) -> CompiledFunction:
         if call.key not in self._compiled:
-            self._compiled[call.key] = self._compile(call, args)
+            self._compiled[call.key] = self._compile(call)
         return self._compiled[call.key]
 
-    def _compile(self, call: Call, args: Sequence[Any]) -> CompiledFunction:
+    def _compile(self, call: Call) -> CompiledFunction:
         begin = time.perf_counter()
         devices = [mesh.devices.flat[0] for mesh in rank_meshes(self._mesh)]
-        donated = self._signature.donated(args, self._donate)
+        donated = call.positions(self._donate)
         plan = compile_step(
             call.pure,
             [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in call.leaves],
