@@ -128,6 +128,13 @@ class Operation:
         """The inputs that are not literals."""
         return tuple(atom for atom in self.inputs if isinstance(atom, Value))
 
+    @property
+    def has_effects(self) -> bool:
+        """Whether it does something beside making its outputs (`jax.debug.print`), so that it has to run once."""
+        if isinstance(self.operator, Scan):
+            return any(op.has_effects for op in self.operator.body.operations)
+        return bool(self.operator.eqn.effects)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
@@ -191,8 +198,10 @@ def _last_uses(graph: Graph) -> Mapping[int, list[Value]]:
 
 
 def prune(graph: Graph) -> Graph:
-    """Drop the operations that no output needs."""
-    operations = ancestors(graph.operations, graph.outputs)
+    """Drop the operations that no output needs and that have no effects."""
+    read_by_effects = [v for op in graph.operations if op.has_effects for v in op.values_in]
+    needed = set(ancestors(graph.operations, [*graph.outputs, *read_by_effects]))
+    operations = tuple(op for op in graph.operations if op in needed or op.has_effects)
     return Graph(graph.inputs, operations, graph.outputs)
 
 

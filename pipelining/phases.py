@@ -7,7 +7,8 @@ phase p < S is the forward of stage p, and phase p >= S the backward of stage 2S
 - that a later stage or the loss needs runs in the stage of the latest mark that its operands passed;
 - that only a backward needs (a residual that is no activation) waits for that backward;
 - that depends on no activation goes to the first phase that needs it, and is repeated in each of them if it is cheap
-  (masks, positions, casts).
+  (masks, positions, casts);
+- that nobody reads is there for its effect (`jax.debug.print`) and runs as early as it can.
 
 In: operations, marks, outputs.  Out: for each operation, its phases.
 """
@@ -48,7 +49,12 @@ def assign_phases(
             continue
         readers = set().union(*(wanted.get(value, set()) for value in op.outputs))
         phases[op] = _choose(
-            op, anchor[op], readers or {last}, op in forward, op in independent, marks.num_stages
+            op,
+            anchor[op],
+            readers or {max(anchor[op], 0)},
+            op in forward or not readers,
+            op in independent,
+            marks.num_stages,
         )
         _want(wanted, op.inputs, phases[op])
     return phases

@@ -176,9 +176,12 @@ def _demand(
     runs: dict[Operation, Ranks] = {}
     for op in reversed(operations):
         wanted = frozenset().union(*(needs.get(value, frozenset()) for value in op.outputs))
-        if not wanted:
+        if op.has_effects:
+            runs[op] = frozenset({_rank_of_effect(op, wanted, anchors)})
+        elif wanted:
+            runs[op] = _where(op, wanted, anchors)
+        else:
             continue
-        runs[op] = _where(op, wanted, anchors)
         for value in op.values_in:
             needs[value] = needs.get(value, frozenset()) | runs[op]
     return runs, needs
@@ -208,6 +211,16 @@ def _where(op: Operation, wanted: Ranks, anchors: Anchors) -> Ranks:
         _is_small(v) for v in op.outputs
     )
     return wanted if repeats_cheaply else frozenset({min(wanted)})
+
+
+def _rank_of_effect(op: Operation, wanted: Ranks, anchors: Anchors) -> int:
+    """One rank, for an effect happens once: where most of what it reads lies."""
+    sizes: dict[int, int] = {}
+    for value in op.values_in:
+        rank = anchors.local.get(value, anchors.shared.get(value))
+        if rank is not None:
+            sizes[rank] = sizes.get(rank, 0) + value.size
+    return max(sizes, key=lambda rank: sizes[rank]) if sizes else min(wanted, default=0)
 
 
 def _homes(

@@ -77,6 +77,8 @@ def is_cheap(op: Operation) -> bool:
     """Whether doing the operation again costs less than sending its result."""
     if op.operator.name in CHEAP:
         return True
+    if op.has_effects:
+        return False
     small = max((v.size for v in (*op.outputs, *op.values_in)), default=0) <= SMALL
     return small and op.operator.name not in ("scan", "while", "cond")
 

@@ -133,13 +133,13 @@ def _choose_edges(body: Graph, num_stages: int, partition: Partition) -> tuple[G
 
 
 def _prune(body: Graph, marks: Marks) -> tuple[Graph, Marks]:
-    """Drop the operations that no output needs, and from marks what nobody reads behind them."""
+    """Drop operations without use (see `graph.prune`), and from marks what nobody reads behind them."""
     needed = {atom for atom in body.outputs if isinstance(atom, Value)}
     kept: list[Operation] = []
     edges = {}
     for op in reversed(body.operations):
         live = [i for i, value in enumerate(op.outputs) if value in needed]
-        if not live:
+        if not (live or op.has_effects):
             continue
         new = op
         if op in marks.edges:
