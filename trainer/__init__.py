@@ -1,1 +1,1 @@
-"""Stagewright."""
+"""The Trainer and what runs around it; see README.md for how the parts meet."""

@@ -1,5 +1,6 @@
 """Ctrl-C during training: the first one ends the run after the current step, the second at once."""
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -40,6 +41,7 @@ class InterruptGuard:
             self._restore()
             raise KeyboardInterrupt
         self.requested = True
+        os.write(2, b"\nending after this step; Ctrl-C again ends at once\n")  # safe in a handler
 
     def _restore(self) -> None:
         if self._before is not None:

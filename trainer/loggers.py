@@ -82,7 +82,8 @@ class ConsoleLogger:
             self._console.file.flush()
         if self._progress is not None:
             done = step - first + 1
-            self._progress.update(self._progress.task_ids[0], completed=done, loss=values["loss"])
+            loss = f"{values['loss']:.4f}"
+            self._progress.update(self._progress.task_ids[0], completed=done, loss=loss)
 
     def close(self) -> None:
         """Take the bar down."""
@@ -92,10 +93,10 @@ class ConsoleLogger:
 
     def _start_bar(self) -> None:
         columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        loss = TextColumn("loss {task.fields[loss]:.4f}")
+        loss = TextColumn("loss {task.fields[loss]}")
         self._progress = Progress(*columns, loss, console=self._console, transient=True)
         first, last = self._steps
-        self._progress.add_task("", total=last - first + 1, loss=math.nan)
+        self._progress.add_task("", total=last - first + 1, loss="-")
         self._progress.start()
 
 

@@ -56,6 +56,7 @@ def run(config: RunConfig, *, recipe: str, changed: Mapping[str, tuple[Any, Any]
     for name, (before, now) in changed.items():
         console.print(f"changed   {name}: {before} -> {now}", markup=False)
     console.print(f"text      {corpus.source}", markup=False)
+    console.print("compiling the step ...")
     began = time.perf_counter()
     result = trainer.fit(batches, config.steps)
     console.print(f"trained   {len(result.losses)} steps in {time.perf_counter() - began:.1f} s")
