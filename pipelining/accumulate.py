@@ -199,7 +199,7 @@ def _reductions(ops: Any, treedef: Any, num_values: int) -> list[Reduction]:
     skeleton = jax.tree.unflatten(treedef, range(treedef.num_leaves))
     given = _broadcast_prefix(ops, skeleton, "ops")
     for op in given:
-        if not isinstance(op, Reduction):
+        if isinstance(op, type) or not isinstance(op, Reduction):
             raise ValueError(
                 f"ops of accumulate_grads must hold Sum(), Mean(), Max() or Stack(), got {op!r}"
             )
