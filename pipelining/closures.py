@@ -86,9 +86,8 @@ def _rebind(item: Any, new: Mapping[int, Any], depth: int, done: dict[int, Any])
         return new[id(item)]
     if id(item) in done:
         return done[id(item)]
-    if depth == 0 or next(_modules_in(item, depth, set()), None) is None:
+    if depth == 0 or not _holds_modules(item, depth):
         return item
-    done[id(item)] = item  # a function that refers to itself keeps doing so
     again = functools.partial(_rebind, new=new, depth=depth - 1, done=done)
     if isinstance(item, types.MethodType):
         return types.MethodType(again(item.__func__), again(item.__self__))
@@ -96,24 +95,33 @@ def _rebind(item: Any, new: Mapping[int, Any], depth: int, done: dict[int, Any])
         keywords = {key: again(value) for key, value in item.keywords.items()}
         return functools.partial(again(item.func), *map(again, item.args), **keywords)
     if isinstance(item, types.FunctionType):
-        return _rebind_function(item, again)
+        return _rebind_function(item, again, depth - 1, done)
     if isinstance(item, (list, tuple)) and type(item) in (list, tuple):
         return type(item)(map(again, item))
     return {key: again(value) for key, value in item.items()} if type(item) is dict else item
 
 
+def _holds_modules(item: Any, depth: int) -> bool:
+    return next(_modules_in(item, depth, set()), None) is not None
+
+
 def _rebind_function(
-    function: types.FunctionType, again: Callable[[Any], Any]
+    function: types.FunctionType, again: Callable[[Any], Any], depth: int, done: dict[int, Any]
 ) -> types.FunctionType:
-    cells = tuple(types.CellType(again(content)) for content in _cells(function))
-    defaults = None if function.__defaults__ is None else tuple(map(again, function.__defaults__))
-    scope = {
-        **function.__globals__,
-        **{name: again(value) for name, value in _globals(function).items()},
-    }
-    copy = types.FunctionType(function.__code__, scope, function.__name__, defaults, cells or None)
-    copy.__kwdefaults__ = {
-        key: again(value) for key, value in (function.__kwdefaults__ or {}).items()
-    } or None
+    """A copy; what leads to no module is not copied but shared with the original (`nonlocal` goes on working)."""
+    read = {k: v for k, v in _globals(function).items() if _holds_modules(v, depth)}
+    scope = {**function.__globals__} if read else function.__globals__
+    pairs = zip(function.__closure__ or (), _cells(function), strict=True)
+    cells = tuple(types.CellType() if _holds_modules(c, depth) else cell for cell, c in pairs)
+    copy = types.FunctionType(function.__code__, scope, function.__name__, None, cells or None)
+    done[id(function)] = copy  # before what it refers to: that may be the function itself
+    scope.update({name: again(value) for name, value in read.items()})
+    for cell, old, content in zip(cells, function.__closure__ or (), _cells(function), strict=True):
+        if cell is not old:
+            cell.cell_contents = again(content)
+    if function.__defaults__ is not None:
+        copy.__defaults__ = tuple(map(again, function.__defaults__))
+    keywords = {key: again(value) for key, value in (function.__kwdefaults__ or {}).items()}
+    copy.__kwdefaults__ = keywords or None
     copy.__dict__.update(function.__dict__)
     return copy
