@@ -174,7 +174,7 @@ def shard_activation(x: jax.Array, feature: str, length: str = "length") -> jax.
     return shard(x, names)
 
 
-def axes_metadata(axes: Sequence[AxisName]) -> dict[str, AxisNames]:
+def axes_metadata(axes: Sequence[AxisName]) -> dict[str, Any]:
     """Return the Variable metadata that records `axes`.
 
     Example:

@@ -55,7 +55,9 @@ class Embed(nnx.Embed):
             rngs=rngs,
         )
 
-    def __call__(self, tokens: Int[Array, "..."]) -> Float[Array, "... width"]:
+    def __call__(  # type: ignore[override]
+        self, tokens: Int[Array, "..."]
+    ) -> Float[Array, "... width"]:
         """Look tokens up.
 
         Args:
@@ -73,7 +75,9 @@ class Embed(nnx.Embed):
         vectors = rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
         return shard_activation(vectors.astype(self.dtype), "embed", length="norm_length")
 
-    def attend(self, x: Float[Array, "... width"]) -> Float[Array, "... vocab"]:
+    def attend(  # type: ignore[override]
+        self, x: Float[Array, "... width"]
+    ) -> Float[Array, "... vocab"]:
         """Score each token of the vocabulary: the product with the table's transpose.
 
         Args:

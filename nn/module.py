@@ -13,16 +13,17 @@ A model that does so without `self.layers` has `num_layers == 0` and as many sta
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from flax import nnx
+from flax.nnx.module import ModuleMeta
 
 from stagewright.nn.layers import Layers, Remat
 
 
-class _NumberLayers(type(nnx.Module)):  # type: ignore[misc]  # NNX's metaclass has no public name
+class _NumberLayers(ModuleMeta):
     """Number the layers of a model when its constructor has ended.
 
     Only then are all containers in place, those of nested modules too, and only then does the order
@@ -169,7 +170,7 @@ def _attached(node: Any, seen: set[int]) -> Iterator[Layers]:
     if isinstance(node, Layers):
         yield node
         return
-    children = vars(node).values() if isinstance(node, nnx.Pytree) else ()
+    children: Iterable[Any] = vars(node).values() if isinstance(node, nnx.Pytree) else ()
     children = node if isinstance(node, (list, tuple)) else children
     children = node.values() if isinstance(node, dict) else children
     for child in children:

@@ -58,7 +58,9 @@ class LayerNorm(nnx.LayerNorm):
         )
         self.result_dtype = dtype
 
-    def __call__(self, x: Float[Array, "... width"]) -> Float[Array, "... width"]:
+    def __call__(  # type: ignore[override]
+        self, x: Float[Array, "... width"]
+    ) -> Float[Array, "... width"]:
         """Normalise: float[..., width] -> float[..., width]."""
         return super().__call__(x).astype(self.result_dtype or x.dtype)
 
@@ -102,6 +104,8 @@ class RMSNorm(nnx.RMSNorm):
         )
         self.result_dtype = dtype
 
-    def __call__(self, x: Float[Array, "... width"]) -> Float[Array, "... width"]:
+    def __call__(  # type: ignore[override]
+        self, x: Float[Array, "... width"]
+    ) -> Float[Array, "... width"]:
         """Normalise: float[..., width] -> float[..., width]."""
         return super().__call__(x).astype(self.result_dtype or x.dtype)
