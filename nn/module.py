@@ -30,7 +30,7 @@ class _NumberLayers(ModuleMeta):
     of attributes tell the order of creation: NNX sorts them by name when it merges a module.
     """
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - a metaclass
         module = super().__call__(*args, **kwargs)
         first = 0
         for container in _attached(module, set()):
