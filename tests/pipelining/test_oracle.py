@@ -5,14 +5,15 @@ under `jax.vmap`), and `accumulate_grads` outside `mpmd_jit`, a `lax.scan` over 
 both, losses, aux and gradients hold within rtol 1e-5 of each leaf's largest number in float32 and 2**-6 in bfloat16.
 
 Against the scan the bits are compared too.  A stage's task runs the same operations on the same operands in the same
-order as the scan's body, and accumulators add micro-batches up in the same order, so all bits are equal on one stage.
-On several stages they are equal but for the leaves that `Model.regrouped` names:
+order as the scan's body, and accumulators add micro-batches up in the same order, so all bits are equal on one stage
+under a schedule that does not split the backward pass.  Otherwise they are equal but for the leaves that
+`Model.regrouped` (several stages) and `Model.contracted` (I and W apart) name:
 
 - a parameter that several stages read (tied embeddings) has one accumulator a stage, added up after the loop: for
   stages a, b and micro-batches 0, 1 that is (a0 + a1) + (b0 + b1) instead of (a0 + b0) + (a1 + b1);
 - inside one program XLA contracts a product and the sum behind it to one fused multiply-add, with one rounding; where
-  the cut lies between the two (a cotangent that comes over a skip, a side loss that is added up on the way), both are
-  rounded.
+  the cut lies between the two (a cotangent that comes over a skip, a side loss that is added up on the way, a bias
+  whose W sums what its I multiplied), both are rounded.
 
 The full product is marked slow; `COVER` is the part of it that `make test` runs: every model under every schedule,
 every schedule on every number of ranks, every number of ranks with every number of micro-batches.
@@ -56,7 +57,8 @@ class Model:
       params: its parameters.
       loss: (params, micro-batch, number of stages) -> (loss, aux).
       batch: number of micro-batches -> batch.
-      regrouped: paths of results that need not have the oracle's bits (see above).
+      regrouped: paths of results that need not have the oracle's bits on several stages (see above).
+      contracted: paths of results that need not have them where I and W are apart.
       rtol: tolerance of every number, relative to the largest of its leaf.
     """
 
@@ -64,6 +66,7 @@ class Model:
     loss: Callable[[Any, Any, int], tuple[Any, Any]]
     batch: Callable[[int], Any]
     regrouped: tuple[str, ...] = ()
+    contracted: tuple[str, ...] = ()
     rtol: float = 1e-5
 
 
@@ -298,7 +301,9 @@ def bfloat16_mlp(params: Any, x: Any, stages: int) -> tuple[Any, Any]:
 MODELS = {
     "mlp": Model(STACK, mlp, inputs),
     "skip": Model(STACK, skip, inputs, regrouped=("[1][0]['w']", "[1][0]['b']")),
-    "uneven": Model(UNEVEN, uneven, inputs),
+    "uneven": Model(
+        UNEVEN, uneven, inputs, contracted=("[1][6][0]['b']",)
+    ),  # differs from JAX 0.12 on
     "dropout": Model(STACK, dropout, with_keys),
     "aux_loss": Model(STACK, aux_loss, inputs, regrouped=("[0][0]", "[0][1]['side']")),
     "integers": Model({"table": normal(60, 6, WIDTH), "layers": STACK}, integers, id_batch),
@@ -420,6 +425,7 @@ def check(name: str, schedule: str, ranks: int, num_microbatches: int) -> None:
     assert_close(got, scanned, model.rtol)
     assert_close(got[1], whole, model.rtol)
     allowed = set(model.regrouped) if stages > 1 else set()
+    allowed |= set(model.contracted) if isinstance(order, ZBH1) else set()
     assert different_bits(got, scanned) <= allowed
 
 
