@@ -41,8 +41,11 @@ ELEMENTWISE = frozenset(
 # Cheap for any size: they cost no more than reading what they make.
 CHEAP = MOVEMENT | ELEMENTWISE | {"iota"}
 
-# Cheap only for small arrays: random keys, small reductions and gathers.
+# Cheap only for small arrays: random keys, small reductions.
 SMALL = 4096
+
+# Never cheap: the model's own work, however small.  To do it again elsewhere would take its parameters there.
+WORK = frozenset({"cond", "conv_general_dilated", "dot_general", "gather", "scan", "while"})
 
 ADD = frozenset({"add", "add_any"})
 
@@ -80,7 +83,7 @@ def is_cheap(op: Operation) -> bool:
     if op.has_effects:
         return False
     small = max((v.size for v in (*op.outputs, *op.values_in)), default=0) <= SMALL
-    return small and op.operator.name not in ("scan", "while", "cond")
+    return small and op.operator.name not in WORK
 
 
 def is_sum(op: Operation) -> bool:
