@@ -80,32 +80,83 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class OuterSpan:
+    """Work outside the accumulation loop, before it or after: the optimizer, a global norm."""
+
+    rank: int
+    label: str
+    start: Time
+    end: Time
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Values on their way from one rank to another, all of one task together.
+
+    Args:
+        source: the rank that sends.
+        to: the rank that receives.
+        label: the task that made the values, as ``2F0``, or the part of the step outside the loop.
+        num_bytes: their size.
+        start: when the sender posts it.
+        end: when the receiver has it.
+    """
+
+    source: int
+    to: int
+    label: str
+    num_bytes: int
+    start: Time
+    end: Time
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
-    """Every task of a step in time, by start and then by rank.
+    """Every task of a step in time, by start and then by rank: planned, simulated or measured.
 
     Args:
         spans: one per task.
         num_ranks: pipeline ranks, those without any task included.
+        outer: what ran outside the loop, where that is known.
+        transfers: what was sent, where that is known.
+        memory: per rank, ``(instant, live bytes from then on)`` by instant, where that is known.
+        unit: of time: ``s`` for seconds, nothing for the abstract unit of ``Costs``.
     """
 
     spans: tuple[Span, ...]
     num_ranks: int
+    outer: tuple[OuterSpan, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    memory: tuple[tuple[tuple[Time, int], ...], ...] = ()
+    unit: str = ""
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The rank of each virtual stage, by stage, as its tasks show."""
+        ranks = {span.action.stage: span.rank for span in self.spans}
+        return tuple(ranks[stage] for stage in sorted(ranks))
 
     @property
     def makespan(self) -> Time:
-        """When the last task ends; the first starts at 0."""
-        return max((span.end for span in self.spans), default=0)
+        """When the last task or outer work ends; the first starts at 0."""
+        return max((span.end for span in (*self.spans, *self.outer)), default=0)
 
     def busy(self, rank: int) -> Time:
         """How long one rank computes."""
-        return sum((span.end - span.start for span in self.spans if span.rank == rank), start=0)
+        work = (span for span in (*self.spans, *self.outer) if span.rank == rank)
+        return sum((span.end - span.start for span in work), start=0)
 
     @property
     def bubble_fraction(self) -> Fraction:
         """Share of all ranks' time in which they wait, from 0 to 1; exact where the costs are."""
         total = self.num_ranks * Fraction(self.makespan)
-        busy = Fraction(sum((span.end - span.start for span in self.spans), start=0))
+        busy = Fraction(sum((self.busy(rank) for rank in range(self.num_ranks)), start=0))
         return max(Fraction(0), 1 - busy / total) if total else Fraction(0)
+
+    def peak_bytes(self, rank: int) -> int:
+        """The most live bytes of one rank, 0 where memory is not known."""
+        curve = self.memory[rank] if self.memory else ()
+        return max((num_bytes for _, num_bytes in curve), default=0)
 
 
 def simulate_order(order: Order, costs: Costs = UNIT_COSTS) -> Timeline:

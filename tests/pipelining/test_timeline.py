@@ -10,7 +10,14 @@ from stagewright.pipelining import timeline
 from stagewright.pipelining.actions import parse_action, parse_order
 from stagewright.pipelining.errors import ScheduleError
 from stagewright.pipelining.schedules import ZBH1, Interleaved1F1B, OneFOneB
-from stagewright.pipelining.timeline import Costs, Span, Timeline, peak_activations, simulate_order
+from stagewright.pipelining.timeline import (
+    Costs,
+    OuterSpan,
+    Span,
+    Timeline,
+    peak_activations,
+    simulate_order,
+)
 
 TWO_BY_TWO = parse_order(
     """
@@ -129,3 +136,21 @@ def test_ten_thousand_tasks_a_second() -> None:
 
 def test_doctests() -> None:
     assert doctest.testmod(timeline).failed == 0
+
+
+def test_outer_work_counts_as_busy_and_lengthens_the_step() -> None:
+    spans = (Span(0, parse_action("0F0"), 0, 2), Span(1, parse_action("1F0"), 2, 4))
+    got = Timeline(spans, 2, outer=(OuterSpan(0, "update", 4, 6),))
+    assert got.makespan == 6
+    assert (got.busy(0), got.busy(1)) == (4, 2)
+    assert got.bubble_fraction == Fraction(1, 2)
+
+
+def test_placement_is_read_off_the_spans() -> None:
+    assert simulate_order(Interleaved1F1B(2).order(2, 3)).placement == (0, 1, 0, 1)
+
+
+def test_peak_bytes() -> None:
+    got = Timeline((), 2, memory=(((0, 5), (1, 9), (3, 2)), ()))
+    assert (got.peak_bytes(0), got.peak_bytes(1)) == (9, 0)
+    assert Timeline((), 2).peak_bytes(1) == 0
