@@ -47,11 +47,9 @@ def test_the_last_rank_never_drains_into_the_next_step_alone():
 def test_latency_is_a_wait_for_a_receive():
     order = OneFOneB().order(2, 1)  # one micro-batch: forward, there, back
     first, last = attribute_bubble(simulate_order(order, Costs(latency=10)))
-    assert (first.receive, last.receive) == (20, 10)
-    assert (first.fill + first.drain, last.fill + last.drain) == (
-        4,
-        3,
-    )  # 1F there, 2B there; 1F, 2B here
+    assert (first.receive, last.receive) == (10, 10)
+    assert (first.fill, first.drain) == (1 + 2 + 10, 0)  # the way there is the other rank's wait
+    assert (last.fill, last.drain) == (1, 2 + 10)
 
 
 def test_imbalance_is_what_a_rank_has_less_to_do():
