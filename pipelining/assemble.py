@@ -21,7 +21,7 @@ from stagewright.pipelining.outer import Accumulator, Outer
 from stagewright.pipelining.placement import Placement
 from stagewright.pipelining.program import Code
 from stagewright.pipelining.reductions import Reduction
-from stagewright.pipelining.segments import Segment, group_segments
+from stagewright.pipelining.segments import Detour, Segment, group_segments
 from stagewright.pipelining.stages import StagePlan, StageTask
 
 OUTSIDE = -1  # the micro-batch of values outside the loop
@@ -80,7 +80,9 @@ class Drafts:
             self.ranks[to].append(DraftTransfer(moved, source, tag, False))
 
 
-def assemble(plan: StagePlan, outer: Outer, placement: Placement, order: Order) -> Drafts:
+def assemble(
+    plan: StagePlan, outer: Outer, placement: Placement, order: Order, detour: Detour
+) -> Drafts:
     """Draft the whole step."""
     drafts = Drafts(tuple([] for _ in range(order.num_ranks)))
     loop_reads = _read_by_loop(plan, outer)
@@ -90,7 +92,7 @@ def assemble(plan: StagePlan, outer: Outer, placement: Placement, order: Order) 
     kept = {*loop_reads, *placement.final, *free_values(after)}
     names = {a.start: a.end for a in outer.accumulators.values()}
     made = {value for op in outer.operations for value in op.outputs} | set(names.values())
-    side = _OuterPart(drafts, placement, kept, names)
+    side = _OuterPart(drafts, placement, kept, names, detour)
     side.draft(before, [v for v in placement.needs if v not in made], "before the loop")
     _loop_part(drafts, plan, outer, order)
     side.draft(after, list(names.values()), "after the loop")
@@ -235,17 +237,23 @@ class _OuterPart:
     """Drafts one side of the loop: what has to move first, then level by level."""
 
     def __init__(
-        self, drafts: Drafts, placement: Placement, kept: set[Value], names: Mapping[Value, Value]
+        self,
+        drafts: Drafts,
+        placement: Placement,
+        kept: set[Value],
+        names: Mapping[Value, Value],
+        detour: Detour,
     ) -> None:
         self._drafts = drafts
         self._placement = placement
         self._kept = kept
         self._names = names
+        self._detour = detour
 
     def draft(self, operations: Sequence[Operation], present: Sequence[Value], label: str) -> None:
         """Draft `operations`; `present` are the values that lie somewhere at the beginning."""
         self._move(present, label)
-        segments = group_segments(operations, self._placement)
+        segments = group_segments(operations, self._placement, self._detour)
         for level in sorted({segment.level for segment in segments}):
             made: list[Value] = []
             for segment in (s for s in segments if s.level == level):

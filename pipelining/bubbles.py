@@ -40,7 +40,8 @@ class Bubble:
     @property
     def total(self) -> Time:
         """All of the idle time."""
-        return sum((getattr(self, cause) for cause in CAUSES), start=0)
+        parts = (self.fill, self.drain, self.stall, self.imbalance, self.receive, self.barrier)
+        return sum(parts, start=0)
 
 
 CAUSES = tuple(field.name for field in dataclasses.fields(Bubble))
@@ -113,8 +114,8 @@ class _Rank:
     def bubble(self) -> Bubble:
         parts: dict[str, Time] = dict.fromkeys(CAUSES, 0)
         at: Time = 0
-        work = sorted((*self.spans, *self.outer), key=lambda span: (span.start, span.end))
-        for span in work:
+        work: list[Span | OuterSpan] = [*self.spans, *self.outer]
+        for span in sorted(work, key=lambda span: (span.start, span.end)):
             self._gap(at, span.start, span, parts)
             at = max(at, span.end)
         self._gap(at, self.timeline.makespan, None, parts)

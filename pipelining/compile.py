@@ -1,7 +1,7 @@
 """The passes of the compiler, in order, and nothing else.
 
 step --trace--> Trace --cut--> StagePlan --split--> StagePlan --outer, place--> Placement
-     --assemble--> Drafts --allocate--> Program --validate--> Program
+     [--speculate--> Outer] --assemble--> Drafts --allocate--> Program --validate--> Program
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +22,8 @@ from stagewright.pipelining.outer import Outer, add_accumulators, distribute
 from stagewright.pipelining.placement import Borders, Placement, place
 from stagewright.pipelining.program import Program
 from stagewright.pipelining.schedules import Schedule
+from stagewright.pipelining.segments import Detour
+from stagewright.pipelining.speculation import speculate
 from stagewright.pipelining.split import split_backwards
 from stagewright.pipelining.stages import StagePlan, cut_stages
 from stagewright.pipelining.trace import Trace, trace_step
@@ -59,6 +61,7 @@ def compile_step(
     partition: Partition,
     donated: frozenset[int] = frozenset(),
     same_home: Callable[[], Sequence[tuple[int, int]]] = tuple,
+    post_validation: bool = False,
 ) -> Plan:
     """Compile a function of flat arrays into a program for `num_ranks` ranks.
 
@@ -70,6 +73,7 @@ def compile_step(
       partition: groups the segments between stage marks.
       donated: arguments that the caller gives away.
       same_home: after tracing, pairs (result, argument) that must lie on the same ranks.
+      post_validation: update before global conditions are known, and validate then (see `speculation.py`).
     """
     trace = trace_step(step, structs)
     order = make_order(schedule, num_ranks, trace.loop.num_microbatches)
@@ -78,11 +82,15 @@ def compile_step(
         stages = split_backwards(stages)
     stages = select_kinds(stages, order)
     outer = add_accumulators(trace, stages)
-    borders = find_borders(trace, stages, outer, order, same_home())
+    borders = find_borders(trace, stages, outer, order)
     outer = distribute(outer, borders)
     borders = replace(borders, outputs=outer.outputs, combined=outer.combined)
+    outer, detour = speculate(outer, borders) if post_validation else (outer, Detour())
+    borders = replace(
+        borders, outputs=outer.outputs, same_home=pair_homes(trace, outer, same_home())
+    )
     placement = place(outer.operations, borders)
-    drafts = assemble(stages, outer, placement, order)
+    drafts = assemble(stages, outer, placement, order, detour)
     program = allocate(
         drafts, placement, Interface(trace.inputs, donated, trace.constants, outer.outputs)
     )
@@ -120,7 +128,6 @@ def find_borders(
     stages: StagePlan,
     outer: Outer,
     order: Order,
-    same_home: Sequence[tuple[int, int]],
 ) -> Borders:
     """What the loop reads and leaves, by rank."""
     loop = trace.loop
@@ -136,14 +143,21 @@ def find_borders(
             reads[accumulator.start] = frozenset({rank})
             ends = values if accumulator.result.output < loop.num_values else gradients
             ends[accumulator.end] = rank
-    pairs = [(outer.outputs[new], trace.inputs[old]) for new, old in same_home]
     return Borders(
         inputs=(*trace.inputs, *(value for value, _ in trace.constants)),
         loop_reads=reads,
         loop_gradients=gradients,
         loop_values=values,
         outputs=outer.outputs,
-        same_home=[
-            (new, old) for new, old in pairs if isinstance(new, Value) and new not in trace.inputs
-        ],
+        same_home=(),
+    )
+
+
+def pair_homes(
+    trace: Trace, outer: Outer, pairs: Sequence[tuple[int, int]]
+) -> tuple[tuple[Value, Value], ...]:
+    """The values behind pairs (result, argument), without results that are arguments unchanged."""
+    values = ((outer.outputs[new], trace.inputs[old]) for new, old in pairs)
+    return tuple(
+        (new, old) for new, old in values if isinstance(new, Value) and new not in trace.inputs
     )

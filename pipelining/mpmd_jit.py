@@ -50,6 +50,7 @@ class MpmdFunction:
         static_argnums: Sequence[int],
         static_argnames: Sequence[str],
         timeout: float,
+        post_validation: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)
         _check_mesh(mesh, schedule)
@@ -58,6 +59,7 @@ class MpmdFunction:
         self._partition = partition
         self._donate = tuple(donate_argnums)
         self._timeout = timeout
+        self._post_validation = post_validation
         self._signature = Signature(function, static_argnums, static_argnames)
         self._compiled: dict[Any, CompiledFunction] = {}
 
@@ -94,6 +96,7 @@ class MpmdFunction:
             partition=self._partition,
             donated=donated,
             same_home=lambda: call.out.pairs,
+            post_validation=self._post_validation,
         )
         runtime = LocalRuntime(plan.program, devices, donated, self._timeout)
         return CompiledFunction(plan, runtime, call.out, time.perf_counter() - begin)
@@ -109,6 +112,7 @@ def mpmd_jit(
     static_argnums: Sequence[int] = (),
     static_argnames: Sequence[str] = (),
     timeout: float = DEFAULT_TIMEOUT,
+    post_validation: bool = False,
 ) -> Any:
     """Compile a train step into one program for each pipeline rank, and run them side by side.
 
@@ -127,6 +131,9 @@ def mpmd_jit(
       static_argnums: positions of arguments that are settings.
       static_argnames: names of such arguments.
       timeout: seconds that a rank waits for another one before the step fails.
+      post_validation: let each rank update its parameters as if gradients were finite and need no clipping, before
+        the other ranks' share of the norm is there; where that was wrong, the exact update is made from the old
+        state.  Same numbers; one more copy of the state while a step ends.
 
     Returns:
       A function with the same signature, which also has `compile(*args)`.
@@ -155,6 +162,7 @@ def mpmd_jit(
         return functools.partial(
             mpmd_jit, mesh=mesh, schedule=schedule, partition=partition, donate_argnums=donate_argnums,
             static_argnums=static_argnums, static_argnames=static_argnames, timeout=timeout,
+            post_validation=post_validation,
         )  # fmt: skip
     return MpmdFunction(
         function,
@@ -165,6 +173,7 @@ def mpmd_jit(
         static_argnums,
         static_argnames,
         timeout,
+        post_validation,
     )
 
 

@@ -2,7 +2,7 @@
 
 In: placed operations, before or after the loop.  Out: `Segment`s in an order in which they can run: all of a rank's
 operations that need no more transfers than those before run as one.  A segment's level is the number of transfers that
-must have happened before it.
+must have happened before it, or more for what makes way for others (see `Detour`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,20 +21,43 @@ class Segment:
     operations: tuple[Operation, ...]
 
 
-def group_segments(operations: Sequence[Operation], placement: Placement) -> tuple[Segment, ...]:
-    """Segments by level, then rank."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Detour:
+    """Work that is done while something else is on its way.
+
+    Attributes:
+      operations: the work; segments of their own, before all others of their level.
+      behind: what has to be on its way before: they stand on a later level than these on any rank.
+    """
+
+    operations: frozenset[Operation] = frozenset()
+    behind: frozenset[Operation] = frozenset()
+
+
+def group_segments(
+    operations: Sequence[Operation], placement: Placement, detour: Detour
+) -> tuple[Segment, ...]:
+    """Segments by level, in each level those of the detour first, then by rank.
+
+    The detour's operations stand behind those that it has to let pass.
+    """
     level: dict[tuple[Operation, int], int] = {}
     maker: dict[Value, Operation] = {}
-    members: dict[tuple[int, int], list[Operation]] = {}
+    members: dict[tuple[int, bool, int], list[Operation]] = {}
+    passed = 0
     for op in operations:
         maker.update(dict.fromkeys(op.outputs, op))
         for rank in sorted(placement.runs.get(op, ())):
             found = max(
                 (_level_of(v, rank, maker, level, placement) for v in op.values_in), default=0
             )
+            if op in detour.behind:
+                passed = max(passed, found)
+            if op in detour.operations:
+                found = max(found, passed + 1)
             level[op, rank] = found
-            members.setdefault((found, rank), []).append(op)
-    return tuple(Segment(rank, at, tuple(members[at, rank])) for at, rank in sorted(members))
+            members.setdefault((found, op not in detour.operations, rank), []).append(op)
+    return tuple(Segment(key[2], key[0], tuple(members[key])) for key in sorted(members))
 
 
 def _level_of(

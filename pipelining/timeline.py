@@ -137,14 +137,18 @@ class Timeline:
         return tuple(ranks[stage] for stage in sorted(ranks))
 
     @property
+    def work(self) -> tuple[Span | OuterSpan, ...]:
+        """Tasks and outer work: all that keeps ranks busy."""
+        return (*self.spans, *self.outer)
+
+    @property
     def makespan(self) -> Time:
         """When the last task or outer work ends; the first starts at 0."""
-        return max((span.end for span in (*self.spans, *self.outer)), default=0)
+        return max((span.end for span in self.work), default=0)
 
     def busy(self, rank: int) -> Time:
         """How long one rank computes."""
-        work = (span for span in (*self.spans, *self.outer) if span.rank == rank)
-        return sum((span.end - span.start for span in work), start=0)
+        return sum((span.end - span.start for span in self.work if span.rank == rank), start=0)
 
     @property
     def bubble_fraction(self) -> Fraction:

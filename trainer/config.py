@@ -103,6 +103,10 @@ class EngineConfig:
     microbatches: int = 8
     """Micro-batches that each batch is cut into."""
 
+    post_validation: bool = False
+    """Pipeline only: update before the norm of all stages' gradients is known, and validate afterwards; same numbers,
+    one more copy of the state while a step ends."""
+
     def build(self) -> Any:
         """Make the engine.
 
@@ -116,7 +120,11 @@ class EngineConfig:
         from stagewright.pipelining.engines import MpmdEngine
         from stagewright.pipelining.schedules import by_name
 
-        return MpmdEngine(schedule=by_name(self.schedule), microbatches=self.microbatches)
+        return MpmdEngine(
+            schedule=by_name(self.schedule),
+            microbatches=self.microbatches,
+            post_validation=self.post_validation,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

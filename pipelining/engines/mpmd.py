@@ -36,6 +36,7 @@ class MpmdEngine:
       schedule: in which order the ranks run their tasks, and how many stages there are.
       microbatches: micro-batches a step.
       timeout: seconds that a rank waits for another one before the step fails.
+      post_validation: update before the global norm is known and validate afterwards (see `mpmd_jit`).
 
     Raises:
       ValueError: if `microbatches` is not positive.
@@ -51,6 +52,7 @@ class MpmdEngine:
     schedule: Schedule = field(default_factory=OneFOneB)
     microbatches: int = 1
     timeout: float = DEFAULT_TIMEOUT
+    post_validation: bool = False
 
     def __post_init__(self) -> None:
         if self.microbatches < 1:
@@ -71,7 +73,15 @@ class MpmdEngine:
     ) -> "MpmdStep":
         """Trace, cut, place and compile; see `Engine.compile`."""
         function = MpmdFunction(
-            step, mesh, self.schedule, partition or Uniform(), (0,), (), (), self.timeout
+            step,
+            mesh,
+            self.schedule,
+            partition or Uniform(),
+            donate_argnums=(0,),
+            static_argnums=(),
+            static_argnames=(),
+            timeout=self.timeout,
+            post_validation=self.post_validation,
         )
         return MpmdStep(function, init, batch, mesh, self)
 
