@@ -209,6 +209,22 @@ def axis_names(variable: nnx.Variable) -> AxisNames:
     return names
 
 
+def mark_axes(params: nnx.State) -> nnx.State:
+    """Mark each parameter with its own axis names, and thereby its gradient; values are unchanged.
+
+    Args:
+      params: Variables by path; those without names are left alone.
+    """
+
+    def mark(variable: nnx.Variable) -> nnx.Variable:
+        names = axis_names(variable)
+        if not any(names):
+            return variable
+        return variable.replace(shard(variable.get_value(), names))
+
+    return jax.tree.map(mark, params, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class AxisRules:
     """A table from logical axis names to mesh axes.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Batch = Any  # a pytree of arrays
@@ -64,6 +65,19 @@ class MicrobatchSplit:
             treedef, [None if self._axis(name) is None else 0 for name, _ in named]
         )
 
+    def shares(self, microbatch: Batch) -> tuple[Batch, Any]:
+        """Cut one micro-batch into the replicas' shares.
+
+        Returns:
+          The same tree with a leading dim of `data_size` on every leaf that has a batch axis, share
+          i with the i-th part of the examples; and for each leaf the axis to map over: 0, or None
+          for a leaf that all share.
+        """
+        named, treedef = _flatten(microbatch)
+        leaves = [self._share(name, leaf) for name, leaf in named]
+        axes = [None if self._axis(name) is None else 0 for name, _ in named]
+        return jax.tree.unflatten(treedef, leaves), jax.tree.unflatten(treedef, axes)
+
     def validate(self, batch: Batch) -> int:
         """Check a batch, or shapes like it; return its number of examples; raise as a call does."""
         named, _ = _flatten(batch)
@@ -107,6 +121,14 @@ class MicrobatchSplit:
         cut = leaf.reshape((*leaf.shape[:axis], self.microbatches, -1, *leaf.shape[axis + 1 :]))
         others = [i for i in range(cut.ndim) if i != axis]
         return cut.transpose((axis, *others)) if axis else cut
+
+    def _share(self, name: str, leaf: Any) -> Any:
+        axis = self._axis(name)
+        if axis is None:
+            return leaf
+        axis %= leaf.ndim
+        cut = leaf.reshape((*leaf.shape[:axis], self.data_size, -1, *leaf.shape[axis + 1 :]))
+        return jnp.moveaxis(cut, axis, 0)
 
     def _check_division(self, name: str, size: int) -> None:
         pieces = self.microbatches * self.data_size

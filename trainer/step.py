@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from stagewright.nn.axes import mark_axes
 from stagewright.pipelining.accumulate import accumulate_grads
 from stagewright.trainer.blueprint import Blueprint
 from stagewright.trainer.microbatches import MicrobatchSplit
@@ -100,24 +101,45 @@ def build_train_functions(
 def _accumulate(
     blueprint: Blueprint, split: MicrobatchSplit, state: TrainState, batch: Batch
 ) -> Any:
-    """Losses, counts and metrics stacked [microbatches], and the gradients of the losses' sum."""
+    """Losses, counts and metrics stacked [microbatches], and the gradients of the losses' sum.
 
-    def microbatch_grads(item: tuple[Batch, Any]) -> Any:
-        microbatch, index = item
+    With several data-parallel replicas each takes its share of every micro-batch, and their
+    gradients are summed once, behind the loop.
+    """
+
+    def share_grads(share: Batch, index: Any) -> Any:
         rest = _fold_keys(state.rest, state.step, index)
 
         def total(params: nnx.State) -> Any:
-            model = blueprint.merge(params, rest, training=True)
+            model = blueprint.merge(mark_axes(params), rest, training=True)
             before = _carried(model)
-            loss, count, metrics = check_loss(model.loss(microbatch))
+            loss, count, metrics = check_loss(model.loss(share))
             _refuse_changes(before, _carried(model))
             return loss, (count, metrics)
 
         (loss, (count, metrics)), grads = jax.value_and_grad(total, has_aux=True)(state.params)
         return (loss, count, metrics), grads
 
+    def microbatch_grads(item: tuple[Batch, Any]) -> Any:
+        microbatch, index = item
+        if split.data_size == 1:
+            return share_grads(microbatch, index)
+        shares, axes = split.shares(microbatch)
+        indices = index * split.data_size + jnp.arange(split.data_size, dtype=jnp.int32)
+        mapped = jax.vmap(share_grads, in_axes=(axes, 0), spmd_axis_name="data")
+        return mapped(shares, indices)
+
     items = (batch, jnp.arange(split.microbatches, dtype=jnp.int32))
-    return accumulate_grads(microbatch_grads, items, in_axes=(split.in_axes(batch), 0))
+    values, grads = accumulate_grads(microbatch_grads, items, in_axes=(split.in_axes(batch), 0))
+    if split.data_size == 1:
+        return values, grads
+    return jax.tree.map(lambda v: jnp.sum(v, axis=1), values), jax.tree.map(_sum_replicas, grads)
+
+
+def _sum_replicas(grad: Any) -> Any:
+    """Sum up [replicas, ...] in no narrower type than float32."""
+    wide = jnp.promote_types(grad.dtype, jnp.float32)
+    return jnp.sum(grad, axis=0, dtype=wide).astype(grad.dtype)
 
 
 def _mean_over_tokens(

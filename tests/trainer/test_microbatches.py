@@ -81,3 +81,13 @@ def test_device_arrays_are_cut_too() -> None:
 def test_what_does_not_divide_is_refused_by_name(batch: dict, split: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MicrobatchSplit(**split)(batch)
+
+
+def test_shares_hold_the_examples_in_order() -> None:
+    split = MicrobatchSplit(microbatches=1, axes={"y": -1, "z": None}, data_size=2)
+    batch = {"x": np.arange(8).reshape(4, 2), "y": np.arange(12).reshape(3, 4), "z": np.ones(5)}
+    shares, axes = split.shares(batch)
+    assert axes == {"x": 0, "y": 0, "z": None}
+    np.testing.assert_array_equal(shares["x"], np.arange(8).reshape(2, 2, 2))
+    np.testing.assert_array_equal(shares["y"][1], np.arange(12).reshape(3, 4)[:, 2:])
+    np.testing.assert_array_equal(shares["z"], np.ones(5))

@@ -12,8 +12,8 @@ from stagewright.trainer.microbatches import MicrobatchSplit
 from stagewright.trainer.step import build_train_functions
 
 
-def build(model, microbatches: int, optimizer=None):
-    split = MicrobatchSplit(microbatches=microbatches)
+def build(model, microbatches: int, optimizer=None, **split):
+    split = MicrobatchSplit(microbatches=microbatches, **split)
     blueprint = draw_blueprint(model, seed=0)
     return build_train_functions(blueprint, optimizer or optax.sgd(0.1), split), split
 
@@ -27,6 +27,30 @@ def test_any_number_of_microbatches_is_the_same_step(tiny_net, tiny_batches) -> 
     for result in results[1:]:
         for ours, theirs in zip(jax.tree.leaves(result), jax.tree.leaves(results[0]), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("microbatches", "replicas"), [(1, 2), (2, 2), (1, 8), (2, 4)])
+def test_any_number_of_replicas_is_the_same_step(
+    tiny_net, tiny_batches, microbatches: int, replicas: int
+) -> None:
+    batch = tiny_batches(1, size=8)[0]
+    results = []
+    for data_size in (1, replicas):
+        functions, split = build(tiny_net, microbatches, data_size=data_size)
+        results.append(jax.jit(functions.step)(functions.init(), split(batch)))
+    for ours, theirs in zip(jax.tree.leaves(results[1]), jax.tree.leaves(results[0]), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_replicas_draw_masks_of_their_own(dropping_net, tiny_batches) -> None:
+    one = tiny_batches(1, size=1)[0]
+    batch = {name: np.repeat(leaf, 4, axis=0) for name, leaf in one.items()}
+    functions, split = build(dropping_net, 1, data_size=2)
+    _, metrics = jax.jit(functions.step)(functions.init(), split(batch))
+    functions, split = build(dropping_net, 1, data_size=1)
+    half = {name: leaf[:2] for name, leaf in batch.items()}
+    _, alone = jax.jit(functions.step)(functions.init(), split(half))
+    assert float(metrics["loss"]) != float(alone["loss"])  # it would be the same with one mask
 
 
 def test_gradients_are_those_of_the_mean(tiny_net, tiny_batches) -> None:
