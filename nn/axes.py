@@ -5,9 +5,9 @@ of its activations (`shard(x, ("batch", "length", "mlp"))`).  Neither speaks of 
 `AxisRules` binds the names to mesh axes, so the same model under another mesh or rule table is
 another parallelisation.
 
-`shard` leaves a mark in the traced program (`shard_p`) and is the identity by itself.  An engine
-that has a mesh reads the mark and turns it into a sharding constraint with `AxisRules.spec`; where
-nobody reads it, it costs nothing.
+`shard` leaves a mark in the traced program (`shard_p`), which is the identity.  An engine that has
+a mesh traces the program within `bind_axes(rules, mesh)`, and then each `shard` is a sharding
+constraint instead.
 
 The names are kept on a Variable under the metadata key `axes`.  Flax's own key (`out_sharding`) is
 left alone: with a mesh in context Flax would shard the parameter as soon as it is made, by names
@@ -19,13 +19,14 @@ Names used by the layers of this package:
   of activations    batch, length, embed, mlp, heads, kv_heads, head_dim, vocab, and norm_length:
                     the length outside attention and MLP, which sequence parallelism splits
 
-Not here: meshes, devices, and the constraint itself (`stagewright.pipelining`).
+Not here: meshes and devices (`stagewright.pipelining`).
 """
 
+import contextlib
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, overload
 
 import jax
@@ -33,7 +34,7 @@ import numpy as np
 from flax import nnx
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 AxisName: TypeAlias = str | None
 AxisNames: TypeAlias = tuple[AxisName, ...]
@@ -115,7 +116,11 @@ def _shard_array(x: jax.Array, names: AxisNames) -> jax.Array:
             f"shard got {len(names)} axis names {names} for an array with {np.ndim(x)} dims, "
             f"shape {np.shape(x)}; give one name, or None, for each dim"
         )
-    return shard_p.bind(x, names=names)
+    bound = _bound.value
+    if bound is None:
+        return shard_p.bind(x, names=names)
+    rules, mesh = bound
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, rules.spec(names)))
 
 
 def _shard_result(function: Callable[..., jax.Array], names: AxisNames) -> Callable[..., jax.Array]:
@@ -155,6 +160,40 @@ ad.primitive_jvps[shard_p] = _jvp
 ad.primitive_transposes[shard_p] = _transpose
 batching.fancy_primitive_batchers[shard_p] = _batch
 mlir.register_lowering(shard_p, lambda ctx, x, *, names: [x])
+
+
+# (rules, mesh), or None.  A context that JAX's caches know of: a function that was traced under one
+# binding is traced anew under another.
+_bound: Any = jax.make_user_context(None)
+
+
+@contextlib.contextmanager
+def bind_axes(rules: "AxisRules", mesh: Any) -> Iterator[None]:
+    """Within, `shard` constrains arrays to `mesh` as `rules` say.  For engines, around tracing.
+
+    Under `jax.vmap(..., spmd_axis_name="data")` the mapped dim is split over that mesh axis.
+
+    Args:
+      rules: binds logical names to mesh axes.
+      mesh: a `jax.sharding.AbstractMesh` with the mesh axes that the rules name.
+    """
+    with _bound((rules, mesh)):
+        yield
+
+
+@contextlib.contextmanager
+def rebind_axes(**changes: MeshAxes) -> Iterator[None]:
+    """Within, some logical names are bound otherwise; nothing where no mesh is bound.
+
+    Under a `jax.vmap` over data-parallel replicas, "batch" is one replica's share and is not split
+    once more: `rebind_axes(batch=None)`.
+    """
+    bound = _bound.value
+    if bound is None:
+        yield
+        return
+    with bind_axes(bound[0].replace(**changes), bound[1]):
+        yield
 
 
 def shard_activation(x: jax.Array, feature: str, length: str = "length") -> jax.Array:
@@ -207,6 +246,24 @@ def axis_names(variable: nnx.Variable) -> AxisNames:
             f"{names}; give the layer one name, or None, for each of its {len(shape)} dims"
         )
     return names
+
+
+def leaf_axes(tree: Any) -> tuple[AxisNames, ...]:
+    """Return the axis names of each leaf of a pytree of Variables and arrays, in leaf order.
+
+    An optimizer's state that was made from Variables carries their names.  A leaf without names, or
+    of another rank than its Variable's names (a factored moment), gets None for each dim.
+
+    Args:
+      tree: any pytree; leaves have a shape.
+    """
+    leaves: list[AxisNames] = []
+    for node in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Variable)):
+        names = node.get_metadata().get(_METADATA_KEY) if isinstance(node, nnx.Variable) else None
+        for leaf in jax.tree.leaves(node):
+            fits = names is not None and len(names) == np.ndim(leaf)
+            leaves.append(tuple(names) if fits and names else (None,) * np.ndim(leaf))
+    return tuple(leaves)
 
 
 def mark_axes(params: nnx.State) -> nnx.State:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax._src import source_info_util
 from jax.extend import core
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 Equation = core.JaxprEqn
 
@@ -97,6 +98,20 @@ def _bind_params(eqn: Equation) -> tuple[list[Any], dict[str, Any]]:
     if isinstance(found, tuple):
         return list(found[0]), found[1]
     return [], found
+
+
+def abstract_mesh(data: int, tensor: int) -> AbstractMesh:
+    """A rank's mesh without its devices; its axes are for XLA to propagate along (JAX 0.12's default is not)."""
+    return AbstractMesh((data, tensor), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+
+
+def rank_mesh(devices: Any) -> Mesh:
+    """The mesh of one rank.
+
+    Args:
+      devices: array of devices [data, tensor].
+    """
+    return Mesh(devices, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
 
 
 def source_line(eqn: Equation) -> str:

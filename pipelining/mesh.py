@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from stagewright.pipelining import jax_seams
+
 
 @dataclass(frozen=True, slots=True)
 class MeshSpec:
@@ -65,7 +67,7 @@ def rank_meshes(spec: MeshSpec, devices: Sequence[Any] | None = None) -> tuple[M
     available = list(jax.devices() if devices is None else devices)
     chosen = _choose(spec, available)
     grid = np.array(chosen, dtype=object).reshape(spec.pipe, spec.data, spec.tensor)
-    return tuple(Mesh(grid[rank], ("data", "tensor")) for rank in range(spec.pipe))
+    return tuple(jax_seams.rank_mesh(grid[rank]) for rank in range(spec.pipe))
 
 
 def _choose(spec: MeshSpec, available: list[Any]) -> list[Any]:

@@ -20,6 +20,7 @@ MOVEMENT = frozenset(
         "reshape",
         "rev",
         "shard",
+        "sharding_constraint",
         "slice",
         "split",
         "squeeze",
@@ -58,6 +59,7 @@ LINEAR = frozenset(
         "neg",
         "reshape",
         "shard",
+        "sharding_constraint",
         "squeeze",
         "transpose",
     }

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from stagewright.nn.axes import mark_axes
+from stagewright.nn.axes import mark_axes, rebind_axes, shard
 from stagewright.pipelining.accumulate import accumulate_grads
 from stagewright.trainer.blueprint import Blueprint
 from stagewright.trainer.microbatches import MicrobatchSplit
@@ -115,6 +115,7 @@ def _accumulate(
             before = _carried(model)
             loss, count, metrics = check_loss(model.loss(share))
             _refuse_changes(before, _carried(model))
+            loss, count, metrics = jax.tree.map(lambda x: shard(x, ()), (loss, count, metrics))
             return loss, (count, metrics)
 
         (loss, (count, metrics)), grads = jax.value_and_grad(total, has_aux=True)(state.params)
@@ -127,7 +128,8 @@ def _accumulate(
         shares, axes = split.shares(microbatch)
         indices = index * split.data_size + jnp.arange(split.data_size, dtype=jnp.int32)
         mapped = jax.vmap(share_grads, in_axes=(axes, 0), spmd_axis_name="data")
-        return mapped(shares, indices)
+        with rebind_axes(batch=None):
+            return mapped(shares, indices)
 
     items = (batch, jnp.arange(split.microbatches, dtype=jnp.int32))
     values, grads = accumulate_grads(microbatch_grads, items, in_axes=(split.in_axes(batch), 0))

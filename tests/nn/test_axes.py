@@ -3,12 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from stagewright import nn
-from stagewright.nn.axes import shard_p
+from stagewright.nn.axes import bind_axes, leaf_axes, rebind_axes, shard_p
+from stagewright.pipelining import jax_seams
 
 
 def marks(jaxpr):
@@ -142,3 +144,38 @@ def test_mesh_axis_claimed_twice_is_refused(names, claimers):
 def test_vmapped_mesh_axis_claimed_twice_is_refused():
     with pytest.raises(ValueError, match="'data' is claimed twice"):
         nn.default_axis_rules().spec((nn.VmappedDim(("data",)), "batch"))
+
+
+def test_within_bound_axes_a_mark_is_a_constraint() -> None:
+    mesh = jax_seams.abstract_mesh(2, 2)
+    rules = nn.default_axis_rules()
+
+    def f(x):
+        return nn.shard(x, ("batch", "mlp"))
+
+    with bind_axes(rules, mesh):
+        (eqn,) = jax.make_jaxpr(f)(jnp.zeros((2, 4))).eqns
+        with rebind_axes(batch=None):
+            mapped = jax.vmap(f, spmd_axis_name="data")
+            (inner,) = jax.make_jaxpr(mapped)(jnp.zeros((2, 3, 4))).eqns
+    assert eqn.params["sharding"].spec == PartitionSpec("data", "tensor")
+    assert inner.params["sharding"].spec == PartitionSpec("data", None, "tensor")
+    assert marks(jax.make_jaxpr(f)(jnp.zeros((2, 4)))) == [("batch", "mlp")]
+
+
+def test_rebinding_without_a_mesh_is_nothing() -> None:
+    with rebind_axes(batch=None):
+        assert marks(jax.make_jaxpr(lambda x: nn.shard(x, ("batch",)))(jnp.zeros(2))) == [
+            ("batch",)
+        ]
+
+
+def test_optimizer_state_carries_its_parameters_names() -> None:
+    linear = nn.Linear(4, 6, axes=("embed", "mlp"), rngs=nnx.Rngs(0))
+    params = nnx.state(linear, nnx.Param)
+    names = leaf_axes(params)
+    assert set(names) == {("embed", "mlp"), ("mlp",)}
+    adam = leaf_axes(jax.eval_shape(optax.adam(1e-3).init, params))
+    assert adam == ((), *names, *names)
+    factored = leaf_axes(jax.eval_shape(optax.adafactor(min_dim_size_to_factor=2).init, params))
+    assert all(len(n) <= 2 for n in factored)
