@@ -13,6 +13,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from stagewright.nn.axes import leaf_axes
+
 
 @dataclass(slots=True)
 class Call:
@@ -39,11 +41,54 @@ class Call:
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(self.arguments)]
         return frozenset(i for i, path in enumerate(paths) if self._owner(path) in argnums)
 
+    def describe(self, axes: Mapping[int, Any]) -> list["Argument"]:
+        """What each leaf is, with the axis names that its Variable or `axes` (by position) gives it."""
+        named = leaf_axes(self.arguments)
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(self.arguments)]
+        given = self._given(axes)
+        return [
+            Argument(path, _path(path), given.get(i, names), tuple(leaf.shape))
+            for i, (path, names, leaf) in enumerate(zip(paths, named, self.leaves, strict=True))
+        ]
+
+    def _given(self, axes: Mapping[int, Any]) -> dict[int, tuple[Any, ...]]:
+        found: dict[int, tuple[Any, ...]] = {}
+        for position, names in axes.items():
+            numbers = sorted(self.positions([position]))
+            argument = self.arguments[1][0][position]
+            each = names(argument) if callable(names) else names
+            per_leaf = (
+                [each] * len(numbers)
+                if isinstance(each, tuple) and not callable(names)
+                else jax.tree.leaves(each, is_leaf=lambda x: isinstance(x, tuple))
+            )
+            for number, dims in zip(numbers, per_leaf, strict=True):
+                ndim = len(self.leaves[number].shape)
+                found[number] = (*dims[:ndim], *([None] * (ndim - len(dims))))
+        return found
+
     def _owner(self, path: Any) -> int | None:
         part, kind, *rest = path
         if part.idx == 0:  # the state of a module
             return self.owners[int(kind.key)]
         return int(rest[0].idx) if kind.idx == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One leaf of a call's arguments.
+
+    Attributes:
+      path: its key path.
+      name: what messages call it.
+      axes: a logical name, or None, for each dim.
+      shape: its shape.
+    """
+
+    path: Any
+    name: str
+    axes: tuple[Any, ...]
+    shape: tuple[int, ...]
 
 
 @dataclass(slots=True)

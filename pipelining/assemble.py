@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from stagewright.pipelining.actions import Action, Order
 from stagewright.pipelining.graph import Graph, Operation, Value, ancestors, evaluate, free_values
@@ -81,9 +82,23 @@ class Drafts:
 
 
 def assemble(
-    plan: StagePlan, outer: Outer, placement: Placement, order: Order, detour: Detour
+    plan: StagePlan,
+    outer: Outer,
+    placement: Placement,
+    order: Order,
+    detour: Detour,
+    fixed: Mapping[Value, PartitionSpec],
 ) -> Drafts:
-    """Draft the whole step."""
+    """Draft the whole step.
+
+    Args:
+      plan: the cut loop.
+      outer: what is around it.
+      placement: where that runs.
+      order: the schedule's.
+      detour: what makes way for others around the loop.
+      fixed: values whose spread over a rank's devices is not XLA's choice.
+    """
     drafts = Drafts(tuple([] for _ in range(order.num_ranks)))
     loop_reads = _read_by_loop(plan, outer)
     before = ancestors(outer.operations, loop_reads)
@@ -92,9 +107,9 @@ def assemble(
     kept = {*loop_reads, *placement.final, *free_values(after)}
     names = {a.start: a.end for a in outer.accumulators.values()}
     made = {value for op in outer.operations for value in op.outputs} | set(names.values())
-    side = _OuterPart(drafts, placement, kept, names, detour)
+    side = _OuterPart(drafts, placement, kept, names, detour, fixed)
     side.draft(before, [v for v in placement.needs if v not in made], "before the loop")
-    _loop_part(drafts, plan, outer, order)
+    _loop_part(drafts, plan, outer, order, fixed)
     side.draft(after, list(names.values()), "after the loop")
     return drafts
 
@@ -108,11 +123,17 @@ def _read_by_loop(plan: StagePlan, outer: Outer) -> list[Value]:
 # ---- the loop -------------------------------------------------------------------------------------------------------
 
 
-def _loop_part(drafts: Drafts, plan: StagePlan, outer: Outer, order: Order) -> None:
+def _loop_part(
+    drafts: Drafts,
+    plan: StagePlan,
+    outer: Outer,
+    order: Order,
+    fixed: Mapping[Value, PartitionSpec],
+) -> None:
     codes = {}
     for key, task in plan.tasks.items():
         codes[key] = _TaskCode(plan, task, outer.accumulators, len(drafts.codes))
-        drafts.codes.append(codes[key].code(order.placement[task.stage]))
+        drafts.codes.append(codes[key].code(order.placement[task.stage], fixed))
     readers = _readers(plan, order)
     for rank, action in topological_order(order):
         code = codes.get((action.stage, action.kind))
@@ -181,13 +202,21 @@ class _TaskCode:
         outside = self._invariants.get(value) or self._batch.get(value)
         return (value, microbatch) if outside is None else (outside, OUTSIDE)
 
-    def code(self, rank: int) -> Code:
+    def code(self, rank: int, fixed: Mapping[Value, PartitionSpec]) -> Code:
         """The task for one rank."""
         index = jax.ShapeDtypeStruct((), jnp.int32)
         reads = [(self._batch.get(value) or value).struct for value in self.task.reads]
         structs = (index, *reads, *(a.start.struct for a in self._accumulators))
         return Code(
-            str(self.task), rank, self.call, structs, num_operations=len(self.task.operations)
+            str(self.task),
+            rank,
+            self.call,
+            structs,
+            num_operations=len(self.task.operations),
+            out_specs=(
+                *([None] * len(self.task.exports)),
+                *(fixed.get(a.end) for a in self._accumulators),
+            ),
         )
 
     def call(self, index: Any, *args: Any) -> list[Any]:
@@ -243,12 +272,14 @@ class _OuterPart:
         kept: set[Value],
         names: Mapping[Value, Value],
         detour: Detour,
+        fixed: Mapping[Value, PartitionSpec],
     ) -> None:
         self._drafts = drafts
         self._placement = placement
         self._kept = kept
         self._names = names
         self._detour = detour
+        self._fixed = fixed
 
     def draft(self, operations: Sequence[Operation], present: Sequence[Value], label: str) -> None:
         """Draft `operations`; `present` are the values that lie somewhere at the beginning."""
@@ -289,6 +320,7 @@ class _OuterPart:
             lambda *args: evaluate(graph, args),
             tuple(value.struct for value in reads),
             num_operations=len(segment.operations),
+            out_specs=tuple(self._fixed.get(value) for value in exports),
         )
         number = len(self._drafts.codes)
         self._drafts.codes.append(code)

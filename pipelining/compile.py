@@ -4,11 +4,13 @@ step --trace--> Trace --cut--> StagePlan --split--> StagePlan --outer, place--> 
      [--speculate--> Outer] --assemble--> Drafts --allocate--> Program --validate--> Program
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 
 from stagewright.nn.partition import Partition
 from stagewright.pipelining.actions import Action, Order
@@ -16,6 +18,7 @@ from stagewright.pipelining.assemble import assemble
 from stagewright.pipelining.check import validate_program
 from stagewright.pipelining.errors import ScheduleError
 from stagewright.pipelining.graph import Value
+from stagewright.pipelining.layout import Layout, fix_specs
 from stagewright.pipelining.liveness import Interface, allocate
 from stagewright.pipelining.orders import validate_order
 from stagewright.pipelining.outer import Outer, add_accumulators, distribute
@@ -39,6 +42,7 @@ class Plan:
       order: the schedule's order for this mesh and number of micro-batches.
       placement: where the outer operations run.
       program: what the ranks run.
+      specs: how each argument is spread over the devices of the ranks where it lies.
     """
 
     trace: Trace
@@ -46,6 +50,7 @@ class Plan:
     order: Order
     placement: Placement
     program: Program
+    specs: tuple[PartitionSpec, ...]
 
     def input_ranks(self) -> tuple[frozenset[int], ...]:
         """For each argument, the ranks on which it lies."""
@@ -59,6 +64,7 @@ def compile_step(
     schedule: Schedule,
     num_ranks: int,
     partition: Partition,
+    layout: Layout | None = None,
     donated: frozenset[int] = frozenset(),
     same_home: Callable[[], Sequence[tuple[int, int]]] = tuple,
     post_validation: bool = False,
@@ -71,11 +77,13 @@ def compile_step(
       schedule: decides the order.
       num_ranks: pipeline ranks.
       partition: groups the segments between stage marks.
+      layout: what several devices a rank need to know; None for one device a rank.
       donated: arguments that the caller gives away.
       same_home: after tracing, pairs (result, argument) that must lie on the same ranks.
       post_validation: update before global conditions are known, and validate then (see `speculation.py`).
     """
-    trace = trace_step(step, structs)
+    with layout.bound() if layout else contextlib.nullcontext():
+        trace = trace_step(step, structs)
     order = make_order(schedule, num_ranks, trace.loop.num_microbatches)
     stages = cut_stages(trace.loop, order.num_stages, partition)
     if order.splits_backward:
@@ -86,16 +94,17 @@ def compile_step(
     outer = distribute(outer, borders)
     borders = replace(borders, outputs=outer.outputs, combined=outer.combined)
     outer, detour = speculate(outer, borders) if post_validation else (outer, Detour())
-    borders = replace(
-        borders, outputs=outer.outputs, same_home=pair_homes(trace, outer, same_home())
-    )
+    homes = pair_homes(trace, outer, same_home())
+    borders = replace(borders, outputs=outer.outputs, same_home=homes)
     placement = place(outer.operations, borders)
-    drafts = assemble(stages, outer, placement, order, detour)
+    specs = layout.specs if layout else (PartitionSpec(),) * len(trace.inputs)
+    fixed = fix_specs(trace, outer, specs, homes) if layout else {}
+    drafts = assemble(stages, outer, placement, order, detour, fixed)
     program = allocate(
         drafts, placement, Interface(trace.inputs, donated, trace.constants, outer.outputs)
     )
     validate_program(program, order, skipped_actions(stages, order))
-    return Plan(trace, stages, order, placement, program)
+    return Plan(trace, stages, order, placement, program, specs)
 
 
 def make_order(schedule: Schedule, num_ranks: int, num_microbatches: int) -> Order:

@@ -41,12 +41,12 @@ def _lower(code: Code, device: Any) -> Any:
     sharding = jax.sharding.SingleDeviceSharding(device)
     structs = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in code.inputs]
     jitted = jax.jit(
-        _strongly_typed(code.function), donate_argnums=code.donate, out_shardings=sharding
+        strongly_typed(code.function), donate_argnums=code.donate, out_shardings=sharding
     )
     return jitted.lower(*structs)
 
 
-def _strongly_typed(function: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
+def strongly_typed(function: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
     """The function with results that carry no weak type, so that any task may read them."""
 
     def call(*args: Any) -> list[Any]:

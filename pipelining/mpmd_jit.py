@@ -6,18 +6,25 @@ new shapes; after that a call only moves arrays and starts actors.
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
+from jax.sharding import PartitionSpec
 
+from stagewright.nn.axes import AxisRules, default_axis_rules
 from stagewright.nn.partition import Partition, Uniform
 from stagewright.pipelining.arguments import Call, Results, Signature
 from stagewright.pipelining.compile import Plan, compile_step
+from stagewright.pipelining.layout import Layout
 from stagewright.pipelining.mesh import MeshSpec, rank_meshes
 from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT, LocalRuntime
 from stagewright.pipelining.schedules import Schedule
+from stagewright.pipelining.specs import make_spec
+
+Respec: TypeAlias = Callable[[Any, PartitionSpec, tuple[int, ...]], PartitionSpec]
+"""From an argument's key path, spec and shape to the spec that it gets."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +58,9 @@ class MpmdFunction:
         static_argnames: Sequence[str],
         timeout: float,
         post_validation: bool = False,
+        rules: AxisRules | None = None,
+        axes: Mapping[int, Any] | None = None,
+        respec: Respec | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         _check_mesh(mesh, schedule)
@@ -60,6 +70,9 @@ class MpmdFunction:
         self._donate = tuple(donate_argnums)
         self._timeout = timeout
         self._post_validation = post_validation
+        self._rules = rules or default_axis_rules()
+        self._axes = dict(axes or {})
+        self._respec = respec or (lambda path, spec, shape: spec)
         self._signature = Signature(function, static_argnums, static_argnames)
         self._compiled: dict[Any, CompiledFunction] = {}
 
@@ -86,7 +99,7 @@ class MpmdFunction:
 
     def _compile(self, call: Call) -> CompiledFunction:
         begin = time.perf_counter()
-        devices = [mesh.devices.flat[0] for mesh in rank_meshes(self._mesh)]
+        meshes = rank_meshes(self._mesh)
         donated = call.positions(self._donate)
         plan = compile_step(
             call.pure,
@@ -94,12 +107,27 @@ class MpmdFunction:
             schedule=self._schedule,
             num_ranks=self._mesh.pipe,
             partition=self._partition,
+            layout=self._layout(call),
             donated=donated,
             same_home=lambda: call.out.pairs,
             post_validation=self._post_validation,
         )
-        runtime = LocalRuntime(plan.program, devices, donated, self._timeout)
+        runtime = LocalRuntime(plan.program, meshes, plan.specs, donated, self._timeout)
         return CompiledFunction(plan, runtime, call.out, time.perf_counter() - begin)
+
+    def _layout(self, call: Call) -> Layout | None:
+        """How the arguments are spread; None where a rank has one device."""
+        if self._mesh.data * self._mesh.tensor == 1:
+            return None
+        specs = [
+            self._respec(
+                argument.path,
+                make_spec(argument.name, argument.axes, argument.shape, self._rules, self._mesh),
+                argument.shape,
+            )
+            for argument in call.describe(self._axes)
+        ]
+        return Layout(self._mesh, self._rules, tuple(specs))
 
 
 def mpmd_jit(
@@ -113,6 +141,8 @@ def mpmd_jit(
     static_argnames: Sequence[str] = (),
     timeout: float = DEFAULT_TIMEOUT,
     post_validation: bool = False,
+    rules: AxisRules | None = None,
+    axes: Mapping[int, Any] | None = None,
 ) -> Any:
     """Compile a train step into one program for each pipeline rank, and run them side by side.
 
@@ -134,6 +164,11 @@ def mpmd_jit(
       post_validation: let each rank update its parameters as if gradients were finite and need no clipping, before
         the other ranks' share of the norm is there; where that was wrong, the exact update is made from the old
         state.  Same numbers; one more copy of the state while a step ends.
+      rules: binds logical axis names to the mesh axes `data` and `tensor`, if `mesh` has these; by default
+        `nn.default_axis_rules()`.  NNX Variables among the arguments, also those in an optimizer's state, are spread
+        by their own names.
+      axes: names for the dims of other arguments, by position: a tuple for every leaf of the argument (dims beyond it
+        are whole), or a function from the argument to a pytree of tuples; `{1: (None, "batch")}` for a batch.
 
     Returns:
       A function with the same signature, which also has `compile(*args)`.
@@ -162,7 +197,7 @@ def mpmd_jit(
         return functools.partial(
             mpmd_jit, mesh=mesh, schedule=schedule, partition=partition, donate_argnums=donate_argnums,
             static_argnums=static_argnums, static_argnames=static_argnames, timeout=timeout,
-            post_validation=post_validation,
+            post_validation=post_validation, rules=rules, axes=axes,
         )  # fmt: skip
     return MpmdFunction(
         function,
@@ -174,17 +209,14 @@ def mpmd_jit(
         static_argnames,
         timeout,
         post_validation,
+        rules,
+        axes,
     )
 
 
 def _check_mesh(mesh: MeshSpec, schedule: Schedule) -> None:
     if not isinstance(schedule, Schedule):
         raise ValueError(f"schedule must be a Schedule such as OneFOneB(), got {schedule!r}")
-    if mesh.data * mesh.tensor > 1:
-        raise ValueError(
-            f"a pipeline rank has one device for now: data and tensor must be 1, got data={mesh.data} and "
-            f"tensor={mesh.tensor}"
-        )
     num_stages = schedule.num_stages(mesh.pipe)
     if num_stages < mesh.pipe:
         raise ValueError(

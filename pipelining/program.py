@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
+from jax.sharding import PartitionSpec
 
 from stagewright.pipelining.actions import Action
 
@@ -25,6 +26,7 @@ class Code:
       inputs: shapes and dtypes of the arguments.
       donate: positions of arguments whose buffers the results may take.
       num_operations: operations of the task, for the stage table.
+      out_specs: how results are to be spread over the rank's devices, None where XLA may choose; empty for all None.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Code:
     inputs: tuple[jax.ShapeDtypeStruct, ...]
     donate: tuple[int, ...] = ()
     num_operations: int = 0
+    out_specs: tuple[PartitionSpec | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,11 @@ def sharding_on(mesh: Mesh, spec: PartitionSpec) -> Sharding:
     return NamedSharding(mesh, spec)
 
 
+def whole_on(mesh: Mesh) -> Sharding:
+    """The sharding of an array that every device of a rank holds whole."""
+    return sharding_on(mesh, PartitionSpec())
+
+
 def spec_of(sharding: Any) -> PartitionSpec:
     """The spec behind a sharding that XLA chose for a rank's result.
 

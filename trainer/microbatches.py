@@ -65,6 +65,11 @@ class MicrobatchSplit:
             treedef, [None if self._axis(name) is None else 0 for name, _ in named]
         )
 
+    def axis_names(self, cut: Batch) -> Any:
+        """Name the dims of a batch that was cut: "batch" for the batch axis, None for all others."""
+        named, treedef = _flatten(cut)
+        return jax.tree.unflatten(treedef, [self._names(name, leaf) for name, leaf in named])
+
     def shares(self, microbatch: Batch) -> tuple[Batch, Any]:
         """Cut one micro-batch into the replicas' shares.
 
@@ -121,6 +126,13 @@ class MicrobatchSplit:
         cut = leaf.reshape((*leaf.shape[:axis], self.microbatches, -1, *leaf.shape[axis + 1 :]))
         others = [i for i in range(cut.ndim) if i != axis]
         return cut.transpose((axis, *others)) if axis else cut
+
+    def _names(self, name: str, leaf: Any) -> tuple[str | None, ...]:
+        axis = self._axis(name)
+        if axis is None:
+            return (None,) * leaf.ndim
+        place = 1 + axis % (leaf.ndim - 1)
+        return tuple("batch" if dim == place else None for dim in range(leaf.ndim))
 
     def _share(self, name: str, leaf: Any) -> Any:
         axis = self._axis(name)

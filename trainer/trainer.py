@@ -184,7 +184,11 @@ class Trainer:
         compiled = self._steps.get(_shapes(cut))
         if compiled is None:
             compiled = self._engine.compile(
-                init=self._functions.init, step=self._functions.step, batch=cut, mesh=self._mesh
+                init=self._functions.init,
+                step=self._functions.step,
+                batch=cut,
+                mesh=self._mesh,
+                batch_axes=self._split.axis_names,
             )
             self._steps[_shapes(cut)] = compiled
         if self._lost and self._state is None:
@@ -320,9 +324,10 @@ class Trainer:
     def _first_arrays(self) -> tuple[nnx.State, nnx.State]:
         """What a first step would start from, to the bit."""
         num_leaves = len(jax.tree.leaves((self._blueprint.params, self._blueprint.rest)))
-        places = [[self._device]] * num_leaves
-        shardings = [SingleDeviceSharding(self._device)] * num_leaves
-        arrays: tuple[nnx.State, nnx.State] = create(self._blueprint.init, places, shardings)
+        place = SingleDeviceSharding(self._device)
+        arrays: tuple[nnx.State, nnx.State] = create(
+            self._blueprint.init, [[place]] * num_leaves, [place] * num_leaves
+        )
         return arrays
 
 

@@ -11,18 +11,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Sharding
 
 from stagewright.pipelining import jax_seams
 
-Places = Sequence[Sequence[Any]]  # for each leaf, the devices that hold a copy
+Places = Sequence[Sequence[Sharding]]  # for each leaf, one sharding for each copy
 
 
-def create(init: Callable[[], Any], places: Places, shardings: Sequence[Any]) -> Any:
-    """Run `init`, each leaf on its own devices.
+def create(init: Callable[[], Any], places: Places, shardings: Sequence[Sharding]) -> Any:
+    """Run `init`, each leaf where it belongs.
 
     Args:
       init: makes a pytree of arrays; no arguments.
-      places: for each leaf, its devices.
+      places: for each leaf, the sharding of each of its copies: one for each rank that reads it.
       shardings: for each leaf, the sharding that joins its copies.
 
     Returns:
@@ -30,21 +31,30 @@ def create(init: Callable[[], Any], places: Places, shardings: Sequence[Any]) ->
     """
     closed, out = jax.make_jaxpr(init, return_shape=True)()
     by_device: dict[Any, list[int]] = {}
-    for i, devices in enumerate(places):
-        for device in devices:
-            by_device.setdefault(device, []).append(i)
+    for i, copies in enumerate(places):
+        for place in copies:
+            by_device.setdefault(_first_device(place), []).append(i)
     made = {device: _evaluate(closed, wanted, device) for device, wanted in by_device.items()}
     leaves = [
-        _join([made[d][i] for d in devices], shardings[i]) for i, devices in enumerate(places)
+        _join(
+            [jax.device_put(made[_first_device(place)][i], place) for place in copies], shardings[i]
+        )
+        for i, copies in enumerate(places)
     ]
     return jax.tree.unflatten(jax.tree.structure(out), leaves)
 
 
-def _join(copies: Sequence[jax.Array], sharding: Any) -> jax.Array:
+def _first_device(sharding: Sharding) -> Any:
+    devices: list[Any] = list(sharding.device_set)
+    return min(devices, key=lambda device: device.id)
+
+
+def _join(copies: Sequence[jax.Array], sharding: Sharding) -> jax.Array:
     if len(copies) == 1:
         placed: jax.Array = jax.device_put(copies[0], sharding)
         return placed
-    return jax.make_array_from_single_device_arrays(copies[0].shape, sharding, list(copies))
+    parts = [shard.data for copy in copies for shard in copy.addressable_shards]
+    return jax.make_array_from_single_device_arrays(copies[0].shape, sharding, parts)
 
 
 def _evaluate(closed: Any, wanted: Sequence[int], device: Any) -> dict[int, jax.Array]:

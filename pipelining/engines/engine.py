@@ -14,6 +14,9 @@ from stagewright.pipelining.mesh import MeshSpec
 State = Any  # a pytree of arrays
 Batch = Any  # a pytree of arrays [microbatches, microbatch, ...]
 Metrics = Any  # a pytree of arrays
+BatchAxes = Callable[
+    [Batch], Any
+]  # a batch -> the same tree with a tuple of logical axis names for each leaf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,7 @@ class Engine(Protocol):
         step: Callable[[State, Batch], tuple[State, Metrics]],
         batch: Batch,
         mesh: MeshSpec,
+        batch_axes: BatchAxes | None = None,
     ) -> CompiledStep:
         """Trace, place and compile.
 
@@ -129,4 +133,5 @@ class Engine(Protocol):
           step: pure function; uses `accumulate_grads` once.
           batch: the batch, or `jax.ShapeDtypeStruct`s like it: leaves [microbatches, microbatch, ...].
           mesh: the devices to use.
+          batch_axes: tells the logical axis names of a batch's dims; by default (None, "batch") for every leaf.
         """

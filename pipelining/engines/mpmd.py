@@ -4,17 +4,21 @@ In: the Trainer's pure functions, a schedule and a number of micro-batches.  Out
 What is here is only the fitting: where the state is born, and what the start-up panel is told.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec, Sharding
 
+from stagewright.nn.axes import AxisRules, default_axis_rules
 from stagewright.nn.partition import Partition, Uniform
 from stagewright.pipelining.engines.birth import create
 from stagewright.pipelining.engines.engine import (
     Batch,
+    BatchAxes,
     Metrics,
     StageRow,
     State,
@@ -25,6 +29,7 @@ from stagewright.pipelining.mesh import MeshSpec, rank_meshes
 from stagewright.pipelining.mpmd_jit import CompiledFunction, MpmdFunction
 from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT
 from stagewright.pipelining.schedules import OneFOneB, Schedule
+from stagewright.pipelining.specs import sharding_on, spread_over_data
 from stagewright.pipelining.timeline import simulate_order
 
 
@@ -37,6 +42,8 @@ class MpmdEngine:
       microbatches: micro-batches a step.
       timeout: seconds that a rank waits for another one before the step fails.
       post_validation: update before the global norm is known and validate afterwards (see `mpmd_jit`).
+      rules: binds logical axis names to the mesh axes `data` and `tensor`; `nn.default_axis_rules()` by default.
+      zero: 1 spreads the optimizer's state over `data` (ZeRO-1), 0 keeps a copy on each replica.
 
     Raises:
       ValueError: if `microbatches` is not positive.
@@ -53,8 +60,12 @@ class MpmdEngine:
     microbatches: int = 1
     timeout: float = DEFAULT_TIMEOUT
     post_validation: bool = False
+    rules: AxisRules = field(default_factory=default_axis_rules)
+    zero: Literal[0, 1] = 0
 
     def __post_init__(self) -> None:
+        if self.zero not in (0, 1):
+            raise ValueError(f"zero must be 0 or 1 under MpmdEngine, got {self.zero!r}")
         if self.microbatches < 1:
             raise ValueError(f"microbatches must be at least 1, got {self.microbatches}")
 
@@ -69,6 +80,7 @@ class MpmdEngine:
         step: Callable[[State, Batch], tuple[State, Metrics]],
         batch: Batch,
         mesh: MeshSpec,
+        batch_axes: BatchAxes | None = None,
         partition: Partition | None = None,
     ) -> "MpmdStep":
         """Trace, cut, place and compile; see `Engine.compile`."""
@@ -82,8 +94,19 @@ class MpmdEngine:
             static_argnames=(),
             timeout=self.timeout,
             post_validation=self.post_validation,
+            rules=self.rules,
+            axes={1: batch_axes or (None, "batch")},
+            respec=functools.partial(_spread_optimizer, mesh) if self.zero else None,
         )
         return MpmdStep(function, init, batch, mesh, self)
+
+
+def _spread_optimizer(
+    mesh: MeshSpec, path: Any, spec: PartitionSpec, shape: tuple[int, ...]
+) -> PartitionSpec:
+    """ZeRO-1: leaves of the state's `opt_state` are spread over `data` too."""
+    names = [getattr(part, "name", getattr(part, "key", None)) for part in path]
+    return spread_over_data(spec, shape, mesh) if "opt_state" in names else spec
 
 
 class MpmdStep:
@@ -99,10 +122,10 @@ class MpmdStep:
     ) -> None:
         self._function = function
         self._init = init
-        self._devices = [rank_mesh.devices.flat[0] for rank_mesh in rank_meshes(mesh)]
+        self._meshes = rank_meshes(mesh)
         self._structs = jax.eval_shape(init)
         self._latest = function.compile(self._structs, batch)
-        self.summary = _summary(self._latest, engine, mesh, self._devices)
+        self.summary = _summary(self._latest, engine, mesh, self._meshes)
 
     @property
     def last_times(self) -> StepTimes | None:
@@ -110,7 +133,7 @@ class MpmdStep:
         spans = self._latest.runtime.spans
         if not spans:
             return None
-        busy = [0.0] * len(self._devices)
+        busy = [0.0] * len(self._meshes)
         for span in spans:
             busy[span.rank] += span.end - span.begin
         wall = max(span.end for span in spans) - min(span.begin for span in spans)
@@ -134,17 +157,21 @@ class MpmdStep:
         out: tuple[State, Metrics] = self._function(state, batch)
         return out
 
-    def _places(self) -> tuple[list[list[Any]], list[Any]]:
-        """For each leaf of the state, its devices and the sharding that joins them."""
-        shardings = self._latest.runtime.shardings
-        alone = jax.sharding.SingleDeviceSharding(self._devices[0])
-        joined = [shardings.get(i, alone) for i in range(len(jax.tree.leaves(self._structs)))]
-        order = {device: rank for rank, device in enumerate(self._devices)}
-        return [sorted(s.device_set, key=order.__getitem__) for s in joined], joined
+    def _places(self) -> tuple[list[list[Sharding]], list[Sharding]]:
+        """For each leaf of the state, the sharding of each rank's copy, and the one that joins them."""
+        joined = self._latest.runtime.shardings
+        ranks = self._latest.plan.input_ranks()
+        num_leaves = len(jax.tree.leaves(self._structs))
+        specs = self._latest.plan.specs[:num_leaves]
+        copies = [
+            [sharding_on(self._meshes[rank], spec) for rank in sorted(homes) or [0]]
+            for homes, spec in zip(ranks, specs, strict=False)
+        ]
+        return copies, [joined.get(i, copies[i][0]) for i in range(num_leaves)]
 
 
 def _summary(
-    compiled: CompiledFunction, engine: MpmdEngine, mesh: MeshSpec, devices: list[Any]
+    compiled: CompiledFunction, engine: MpmdEngine, mesh: MeshSpec, meshes: Sequence[Mesh]
 ) -> StepSummary:
     plan = compiled.plan
     return StepSummary(
@@ -152,13 +179,13 @@ def _summary(
         schedule=engine.schedule.name,
         num_ranks=mesh.pipe,
         num_microbatches=engine.microbatches,
-        stages=tuple(_row(compiled, stage, devices) for stage in range(plan.stages.num_stages)),
+        stages=tuple(_row(compiled, stage, meshes) for stage in range(plan.stages.num_stages)),
         planned_bubble=float(simulate_order(plan.order).bubble_fraction),
         compile_seconds=compiled.compile_seconds,
     )
 
 
-def _row(compiled: CompiledFunction, stage: int, devices: list[Any]) -> StageRow:
+def _row(compiled: CompiledFunction, stage: int, meshes: Sequence[Mesh]) -> StageRow:
     plan = compiled.plan
     tasks = {kind: task for (s, kind), task in plan.stages.tasks.items() if s == stage}
     invariant = {inner for inner, _ in plan.trace.loop.invariants}
@@ -167,7 +194,7 @@ def _row(compiled: CompiledFunction, stage: int, devices: list[Any]) -> StageRow
     return StageRow(
         stage=stage,
         rank=rank,
-        devices=(str(devices[rank]),),
+        devices=tuple(str(device) for device in meshes[rank].devices.flat),
         parameters=sum(value.size for value in read if jnp.issubdtype(value.dtype, jnp.inexact)),
         tasks=tuple((str(kind), len(task.operations)) for kind, task in tasks.items()),
     )

@@ -1,6 +1,6 @@
 """The local runtime: all ranks in one process, a thread each.
 
-In: a plan's program and one device a rank.  Out: a `LocalRuntime`, whose `step` takes and gives flat arrays.  A step
+In: a plan's program and one mesh a rank.  Out: a `LocalRuntime`, whose `step` takes and gives flat arrays.  A step
 is one message to each actor; the driver waits for all of them, with an ear for Ctrl-C and for failures, and puts the
 results together.
 """
@@ -14,12 +14,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from stagewright.pipelining.executables import compile_codes
+from stagewright.pipelining.executables import Executable, compile_codes
+from stagewright.pipelining.partitioned import compile_partitioned
 from stagewright.pipelining.program import Program, Run
 from stagewright.pipelining.runtime.actor import Abort, Actor
 from stagewright.pipelining.runtime.transport import Aborted, Channel
+from stagewright.pipelining.specs import sharding_on, spec_of, whole_on
 
 DEFAULT_TIMEOUT = 1800.0  # seconds that a rank waits for another one's message
 _STOP_SECONDS = 30.0  # how long actors may take to notice an abort
@@ -41,7 +43,8 @@ class LocalRuntime:
 
     Args:
       program: what to run.
-      devices: one device a rank.
+      meshes: one a rank.
+      specs: how each argument is spread over the devices of a rank.
       donated: arguments whose buffers the step may take.
       timeout: seconds after which a rank that waits for another one gives up.
     """
@@ -49,23 +52,22 @@ class LocalRuntime:
     def __init__(
         self,
         program: Program,
-        devices: Sequence[Any],
+        meshes: Sequence[Mesh],
+        specs: Sequence[PartitionSpec],
         donated: frozenset[int],
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         self.program = program
-        self.shardings = input_shardings(program, devices)
-        self._devices = tuple(devices)
+        self.shardings = input_shardings(program, meshes, specs)
+        self._meshes = tuple(meshes)
         self._donated = donated
         self._timeout = timeout
         self._result_homes = _homes(r.outputs for r in program.ranks)
-        self._result_shardings = {
-            i: _sharding(ranks, devices) for i, ranks in self._result_homes.items()
-        }
         self._abort = Abort()
         self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._channels: dict[tuple[int, int], Channel] = {}
-        self._actors = self._make_actors(compile_codes(program.codes, devices))
+        self.executables = _compile(program, meshes, specs)
+        self._actors = self._make_actors(self.executables)
         self._spans: tuple[RunSpan, ...] | None = None
         self._made: frozenset[int] = frozenset()
         weakref.finalize(self, _stop_all, self._actors)
@@ -74,13 +76,13 @@ class LocalRuntime:
         num_ranks = len(self.program.ranks)
         pairs = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if a != b]
         self._channels = {
-            (a, b): Channel(self._devices[b], self._abort, self._timeout) for a, b in pairs
+            (a, b): Channel(self._meshes[b], self._abort, self._timeout) for a, b in pairs
         }
-        blocking = self._devices[0].platform == "cpu"
+        blocking = self._meshes[0].devices.flat[0].platform == "cpu"
         actors = []
         for rank, program in enumerate(self.program.ranks):
             constants = [
-                (slot, jax.device_put(self.program.constants[i], self._devices[rank]))
+                (slot, jax.device_put(self.program.constants[i], whole_on(self._meshes[rank])))
                 for i, slot in program.constants
             ]
             channels_in = {a: c for (a, b), c in self._channels.items() if b == rank}
@@ -109,7 +111,7 @@ class LocalRuntime:
         placed = self.place(args)
         for rank, (actor, program) in enumerate(zip(self._actors, self.program.ranks, strict=True)):
             actor.start(
-                [(slot, _copy_on(placed[i], self._devices[rank])) for i, slot in program.inputs]
+                [(slot, _copy_on(placed[i], self._meshes[rank])) for i, slot in program.inputs]
             )
         self._wait()
         results = self._collect(placed)
@@ -190,25 +192,34 @@ class LocalRuntime:
         results: list[Any] = [None] * len(self.program.structs)
         for i, ranks in self._result_homes.items():
             copies = [by_rank[rank][i] for rank in ranks]
-            results[i] = copies[0] if len(copies) == 1 else self._join(i, copies)
+            results[i] = copies[0] if len(copies) == 1 else self._join(ranks, copies)
         for i, argument in self.program.passed:
             results[i] = placed[argument]
         for i, value in self.program.literals:
             results[i] = jax.device_put(value)
         return results
 
-    def _join(self, i: int, copies: Sequence[Any]) -> Any:
+    def _join(self, ranks: Sequence[int], copies: Sequence[Any]) -> Any:
         """One array of the copies on several ranks."""
-        return jax.make_array_from_single_device_arrays(
-            self.program.structs[i].shape, self._result_shardings[i], list(copies)
-        )
+        sharding = _sharding([self._meshes[rank] for rank in ranks], spec_of(copies[0].sharding))
+        parts = [shard.data for copy in copies for shard in copy.addressable_shards]
+        return jax.make_array_from_single_device_arrays(copies[0].shape, sharding, parts)
 
 
-def input_shardings(program: Program, devices: Sequence[Any]) -> dict[int, Any]:
-    """Where each argument lies: on one device, or copied to several."""
-    return {
-        i: _sharding(ranks, devices) for i, ranks in _homes(r.inputs for r in program.ranks).items()
-    }
+def _compile(
+    program: Program, meshes: Sequence[Mesh], specs: Sequence[PartitionSpec]
+) -> tuple[Executable, ...]:
+    if all(mesh.size == 1 for mesh in meshes):
+        return compile_codes(program.codes, [mesh.devices.flat[0] for mesh in meshes])
+    return compile_partitioned(program, meshes, specs)
+
+
+def input_shardings(
+    program: Program, meshes: Sequence[Mesh], specs: Sequence[PartitionSpec]
+) -> dict[int, Sharding]:
+    """Where each argument lies: on one rank, or copied to several."""
+    homes = _homes(rank.inputs for rank in program.ranks)
+    return {i: _sharding([meshes[rank] for rank in ranks], specs[i]) for i, ranks in homes.items()}
 
 
 def _homes(tables: Any) -> dict[int, list[int]]:
@@ -219,18 +230,23 @@ def _homes(tables: Any) -> dict[int, list[int]]:
     return homes
 
 
-def _sharding(ranks: Sequence[int], devices: Sequence[Any]) -> Any:
-    if len(ranks) == 1:
-        return SingleDeviceSharding(devices[ranks[0]])
-    mesh = Mesh(np.array([devices[rank] for rank in ranks], dtype=object), ("copies",))
-    return NamedSharding(mesh, PartitionSpec())
+def _sharding(meshes: Sequence[Mesh], spec: PartitionSpec) -> Sharding:
+    if len(meshes) == 1:
+        return sharding_on(meshes[0], spec)
+    grid = np.stack([mesh.devices for mesh in meshes])
+    return NamedSharding(Mesh(grid, ("copies", "data", "tensor")), spec)
 
 
-def _copy_on(array: Any, device: Any) -> Any:
-    """The copy of an argument on one device."""
-    if len(array.sharding.device_set) == 1:
+def _copy_on(array: Any, mesh: Mesh) -> Any:
+    """The copy of an argument on one rank."""
+    if len(array.sharding.device_set) == mesh.size:
         return array
-    return next(shard.data for shard in array.addressable_shards if shard.device == device)
+    devices = set(mesh.devices.flat)
+    parts = [shard.data for shard in array.addressable_shards if shard.device in devices]
+    if mesh.size == 1:
+        return parts[0]
+    sharding = sharding_on(mesh, spec_of(array.sharding))
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
 
 
 class _Buffers:

@@ -1,8 +1,9 @@
 """Move arrays between the devices of one process.
 
-A `Channel` is one direction between two ranks: first in, first out.  `send` starts the copies (`jax.device_put`, all
-arrays of a task in one call) and never waits for them; `receive` waits for the sender's call, up to a time-out, and
-stops at once when the step is aborted.
+A `Channel` is one direction between two ranks: first in, first out.  An array arrives spread over the receiver's
+devices as it was over the sender's.  `send` starts the copies (`jax.device_put`, all arrays of a task in one call) and
+never waits for them; `receive` waits for the sender's call, up to a time-out, and stops at once when the step is
+aborted.
 """
 
 import queue
@@ -11,6 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
+
+from stagewright.pipelining.specs import sharding_on, spec_of, whole_on
 
 _POLL = 0.05  # seconds between two looks at the abort flag
 
@@ -23,20 +27,26 @@ class Channel:
     """One direction between two ranks.
 
     Args:
-      device: the receiver's device.
+      mesh: the receiver's devices.
       aborted: tells whether the step was aborted.
       timeout: seconds after which a receive gives up.
     """
 
-    def __init__(self, device: Any, aborted: Callable[[], bool], timeout: float) -> None:
-        self._device = device
+    def __init__(self, mesh: Mesh, aborted: Callable[[], bool], timeout: float) -> None:
+        self._mesh = mesh
+        self._whole = whole_on(mesh)
         self._aborted = aborted
         self._timeout = timeout
         self._queue: queue.SimpleQueue[Sequence[jax.Array]] = queue.SimpleQueue()
 
     def send(self, arrays: Sequence[jax.Array]) -> None:
         """Start copying `arrays` to the receiver."""
-        self._queue.put(jax.device_put(list(arrays), self._device))
+        self._queue.put(jax.device_put(list(arrays), self._places(arrays)))
+
+    def _places(self, arrays: Sequence[jax.Array]) -> Any:
+        if self._mesh.size == 1:
+            return self._whole
+        return [sharding_on(self._mesh, spec_of(array.sharding)) for array in arrays]
 
     def receive(self) -> Sequence[jax.Array]:
         """The arrays of the next `send`, perhaps still being copied.

@@ -116,7 +116,5 @@ def test_state_is_consumed():
 def test_bad_numbers_are_refused():
     with pytest.raises(ValueError, match="at least 1, got 0"):
         MpmdEngine(OneFOneB(), 0)
-    with pytest.raises(ValueError, match="data=2"):
-        MpmdEngine(OneFOneB(), 2).compile(
-            init=init, step=step, batch=batches(1)[0], mesh=MeshSpec(pipe=2, data=2)
-        )
+    with pytest.raises(ValueError, match="zero must be 0 or 1"):
+        MpmdEngine(OneFOneB(), 2, zero=3)

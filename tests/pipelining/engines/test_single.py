@@ -44,12 +44,21 @@ def test_it_gives_what_jit_gives_and_consumes_the_state() -> None:
     assert compiled.last_times is None
 
 
-@pytest.mark.parametrize("mesh", [MeshSpec(pipe=2), MeshSpec(data=4), MeshSpec(tensor=2)], ids=str)
-def test_more_devices_are_refused_with_the_numbers(mesh: MeshSpec) -> None:
-    with pytest.raises(ValueError, match=rf"pipe={mesh.pipe}.*= {mesh.size} devices"):
-        SingleProgramEngine(2).num_stages(mesh)
-    with pytest.raises(ValueError, match=r"one device"):
-        compile_for(mesh)
+def test_a_pipeline_is_refused_with_a_mesh_that_fits() -> None:
+    with pytest.raises(ValueError, match=r"pipe=2; use MeshSpec\(data=6, tensor=1\)"):
+        compile_for(MeshSpec(pipe=2, data=3))
+
+
+@pytest.mark.parametrize("mesh", [MeshSpec(data=4), MeshSpec(data=2, tensor=2)], ids=str)
+def test_on_several_devices_the_numbers_are_those_of_one(mesh: MeshSpec) -> None:
+    compiled = compile_for(mesh)
+    found = compiled(compiled.init(), batch_of(4))
+    jax.tree.map(np.testing.assert_array_equal, found, jax.jit(step)(init(), batch_of(4)))
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ValueError, match=r"batch\['x'\] of shape \(2, 4, 3\).*'batch'.*data=3"):
+        compile_for(MeshSpec(data=3))
 
 
 def test_a_new_shape_of_batch_compiles_by_itself() -> None:
