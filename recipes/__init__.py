@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from stagewright.recipes.gpt3 import gpt3_nano
+from stagewright.recipes.gpt3 import GPT3
+from stagewright.recipes.llama2 import LLAMA2
 from stagewright.trainer.config import RunConfig
 
-RECIPES: dict[str, Callable[[], RunConfig]] = {
-    "gpt3-nano": gpt3_nano,
-}
+RECIPES: dict[str, Callable[[], RunConfig]] = {**GPT3, **LLAMA2}

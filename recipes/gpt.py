@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from stagewright import nn
 from stagewright.recipes.gpt_config import GPTConfig
+from stagewright.recipes.next_token import next_token_loss
 
 
 class Block(nnx.Module):
@@ -35,12 +36,12 @@ class Block(nnx.Module):
         normal = nnx.initializers.normal(0.02)
         # The residual stream sums up 2 * depth results: smaller ones keep its variance in bounds.
         out = nnx.initializers.normal(0.02 / math.sqrt(2 * config.depth))
-        self.attention_norm = nn.LayerNorm(width, rngs=rngs)
-        self.attention = nn.Attention(
-            width, config.heads, kernel_init=normal, out_init=out, rngs=rngs
-        )
-        self.mlp_norm = nn.LayerNorm(width, rngs=rngs)
-        self.mlp = nn.MLP(width, 4 * width, kernel_init=normal, out_init=out, rngs=rngs)
+        dtype = jnp.dtype(config.dtype)
+        inits = {"kernel_init": normal, "out_init": out}
+        self.attention_norm = nn.LayerNorm(width, dtype=dtype, rngs=rngs)
+        self.attention = nn.Attention(width, config.heads, dtype=dtype, rngs=rngs, **inits)
+        self.mlp_norm = nn.LayerNorm(width, dtype=dtype, rngs=rngs)
+        self.mlp = nn.MLP(width, 4 * width, dtype=dtype, rngs=rngs, **inits)
         self.dropout = nn.Dropout(config.dropout, rngs=rngs)
 
     def __call__(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq embed"]:
@@ -59,14 +60,15 @@ class GPT(nn.PipelinedModule):
           config: its shape.
           rngs: streams; `params` and `dropout` are used.
         """
-        self.embed = nn.Embed(config.vocab, config.width, rngs=rngs)
-        self.positions = nn.PositionEmbed(config.context, config.width, rngs=rngs)
+        dtype = jnp.dtype(config.dtype)
+        self.embed = nn.Embed(config.vocab, config.width, dtype=dtype, rngs=rngs)
+        self.positions = nn.PositionEmbed(config.context, config.width, dtype=dtype, rngs=rngs)
         self.dropout = nn.Dropout(config.dropout, rngs=rngs)
         remat = None if config.remat == "none" else config.remat
         self.blocks = self.layers(
             lambda r: Block(config, rngs=r), config.depth, rngs=rngs, remat=remat
         )
-        self.norm = nn.LayerNorm(config.width, rngs=rngs)
+        self.norm = nn.LayerNorm(config.width, dtype=dtype, rngs=rngs)
 
     def __call__(self, tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq vocab"]:
         """Return the logits of each position's next token."""
@@ -82,9 +84,4 @@ class GPT(nn.PipelinedModule):
           batch: `inputs` and `targets`, int32[batch, seq]; `mask`, bool[batch, seq], optional:
             which targets count.
         """
-        logits = self(batch["inputs"])
-        targets, mask = batch["targets"], batch.get("mask")
-        total, count = nn.token_cross_entropy(logits, targets, mask)
-        hits = (jnp.argmax(logits, axis=-1) == targets).astype(jnp.float32)
-        correct = jnp.sum(hits if mask is None else hits * mask.astype(jnp.float32))
-        return total, count, {"accuracy": correct}
+        return next_token_loss(self(batch["inputs"]), batch)

@@ -34,6 +34,9 @@ class GPTConfig(ModelConfig):
     remat: Literal["none", "full", "dots"] = "none"
     """What a layer recomputes in its backward pass: nothing, all, or all but its products."""
 
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What layers compute in; parameters, norms' statistics and the loss stay in float32."""
+
     def build(self, rngs: Any) -> Any:
         """Make the model.
 
