@@ -11,6 +11,7 @@ Reference:
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ class Block(nnx.Module):
         # The residual stream sums up 2 * depth results: smaller ones keep its variance in bounds.
         out = nnx.initializers.normal(0.02 / math.sqrt(2 * config.depth))
         dtype = jnp.dtype(config.dtype)
-        inits = {"kernel_init": normal, "out_init": out}
+        inits: Any = {"kernel_init": normal, "out_init": out}
         self.attention_norm = nn.LayerNorm(width, dtype=dtype, rngs=rngs)
         self.attention = nn.Attention(width, config.heads, dtype=dtype, rngs=rngs, **inits)
         self.mlp_norm = nn.LayerNorm(width, dtype=dtype, rngs=rngs)

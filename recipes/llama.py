@@ -9,6 +9,7 @@ Reference:
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ class LlamaBlock(nnx.Module):
           rngs: streams; `params` is used.
         """
         width, dtype = config.width, jnp.dtype(config.dtype)
-        options = {
+        options: Any = {
             "use_bias": False,
             "kernel_init": nnx.initializers.normal(0.02),
             "dtype": dtype,
