@@ -150,6 +150,16 @@ class Timeline:
         """How long one rank computes."""
         return sum((span.end - span.start for span in self.work if span.rank == rank), start=0)
 
+    def holes(self, rank: int) -> Time:
+        """How long one rank waits between its own first start and last end, outer work included.
+
+        The bubble of the zero-bubble papers: time before the first task and after the last does not
+        count, for it vanishes when steps follow each other without a barrier.
+        """
+        mine = [span for span in self.work if span.rank == rank]
+        first = min((span.start for span in mine), default=0)
+        return max((span.end for span in mine), default=0) - first - self.busy(rank)
+
     @property
     def bubble_fraction(self) -> Fraction:
         """Share of all ranks' time in which they wait, from 0 to 1; exact where the costs are."""

@@ -5,7 +5,13 @@ from fractions import Fraction
 
 from stagewright.pipelining.actions import Action, Kind, Order
 from stagewright.pipelining.schedules.one_f_one_b import OneFOneB
-from stagewright.pipelining.schedules.schedule import alternate, check_sizes, looped_placement
+from stagewright.pipelining.schedules.schedule import (
+    alternate,
+    check_repeat,
+    check_sizes,
+    looped_placement,
+    round_sizes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,7 @@ class Interleaved1F1B:
     repeat: int = 2
 
     def __post_init__(self) -> None:
-        if self.repeat < 1:
-            raise ValueError(f"expected repeat of 1 or more stages per rank, got {self.repeat}")
+        check_repeat(self.repeat)
 
     @property
     def name(self) -> str:
@@ -90,7 +95,7 @@ class Interleaved1F1B:
         return tuple(min(num_warmup + 1, total) for num_warmup in warmups)
 
     def _num_warmup(self, rank: int, num_ranks: int, num_microbatches: int) -> int:
-        largest = _round_sizes(num_ranks, num_microbatches)[0]
+        largest = round_sizes(num_ranks, num_microbatches)[0]
         return min(
             2 * (num_ranks - rank - 1) + (self.repeat - 1) * largest, num_microbatches * self.repeat
         )
@@ -100,7 +105,7 @@ class Interleaved1F1B:
         forwards: list[Action] = []
         backwards: list[Action] = []
         first = 0
-        for size in _round_sizes(num_ranks, num_microbatches):
+        for size in round_sizes(num_ranks, num_microbatches):
             microbatches = range(first, first + size)
             forwards += [
                 Action(stage, Kind.F, microbatch) for stage in stages for microbatch in microbatches
@@ -112,9 +117,3 @@ class Interleaved1F1B:
             ]
             first += size
         return alternate(forwards, backwards, self._num_warmup(rank, num_ranks, num_microbatches))
-
-
-def _round_sizes(num_ranks: int, num_microbatches: int) -> tuple[int, ...]:
-    num_rounds = max(1, num_microbatches // num_ranks)
-    size, larger = divmod(num_microbatches, num_rounds)
-    return (size + 1,) * larger + (size,) * (num_rounds - larger)

@@ -48,9 +48,27 @@ def check_sizes(num_ranks: int, num_microbatches: int) -> None:
         )
 
 
+def check_repeat(repeat: int, unit: str = "stages") -> None:
+    """Refuse a schedule without stages."""
+    if repeat < 1:
+        raise ValueError(f"expected repeat of 1 or more {unit} per rank, got {repeat}")
+
+
 def looped_placement(num_ranks: int, repeat: int = 1) -> tuple[int, ...]:
     """Stage ``s`` on rank ``s % num_ranks``: the pipeline goes round the ranks ``repeat`` times."""
     return tuple(range(num_ranks)) * repeat
+
+
+def v_placement(num_ranks: int, waves: int = 1) -> tuple[int, ...]:
+    """Down the ranks and up again, ``waves`` times: each wave gives a rank two stages."""
+    return (*range(num_ranks), *reversed(range(num_ranks))) * waves
+
+
+def round_sizes(num_ranks: int, num_microbatches: int) -> tuple[int, ...]:
+    """Micro-batches in rounds that differ by at most one, none smaller than ``num_ranks`` if m is not."""
+    num_rounds = max(1, num_microbatches // num_ranks)
+    size, larger = divmod(num_microbatches, num_rounds)
+    return (size + 1,) * larger + (size,) * (num_rounds - larger)
 
 
 def alternate(

@@ -154,3 +154,11 @@ def test_peak_bytes() -> None:
     got = Timeline((), 2, memory=(((0, 5), (1, 9), (3, 2)), ()))
     assert (got.peak_bytes(0), got.peak_bytes(1)) == (9, 0)
     assert Timeline((), 2).peak_bytes(1) == 0
+
+
+def test_holes_are_waits_between_a_ranks_own_first_and_last_task() -> None:
+    got = simulate_order(TWO_BY_TWO)
+    assert (got.holes(0), got.holes(1)) == (3, 0)
+    late = OuterSpan(1, "optimizer", 9, 10)
+    assert Timeline(got.spans, 3, outer=(late,)).holes(1) == 2
+    assert Timeline(got.spans, 3).holes(2) == 0
