@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from stagewright.nn.pure import call_pure, has_random_keys
+from stagewright.nn.spmd import SpmdPlan, run_pipelined, spmd_plan
 from stagewright.nn.yields import pipeline_yield
 
 Carry = TypeVar("Carry")
@@ -104,6 +105,9 @@ class Layers(nnx.Module):
             changes its own state.
         """
         carry = jax.tree.map(jnp.asarray, carry)
+        plan = spmd_plan()
+        if plan is not None and self.layers:
+            return self._run_spmd(plan, carry, args, kwargs)
         bounds = (0, *self.edges, len(self.layers))
         for stage, (start, stop) in enumerate(itertools.pairwise(bounds)):
             if stage > 0:
@@ -111,6 +115,30 @@ class Layers(nnx.Module):
             for run in self._equal_runs(range(start, stop)):
                 carry = self._run(run, carry, args, kwargs)
         return carry
+
+    def _run_spmd(
+        self, plan: SpmdPlan, carry: Carry, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Carry:
+        """Run all layers, which must be equal, as one SPMD pipeline."""
+        runs = list(self._equal_runs(range(len(self.layers))))
+        if len(runs) > 1:
+            raise ValueError(
+                f"an SPMD pipeline needs equal layers, but layers/{runs[1][0].index} differs from "
+                f"layers/{runs[0][0].index}; use MpmdEngine for layers of several kinds"
+            )
+        (run,) = runs
+        first = run[0]
+
+        def call(state: Any, number: Any, carry: Carry) -> Carry:
+            number = number if first.has_keys() else None
+            path = f"layers/{first.index}"
+            return call_pure(first.graphdef, state, number, carry, args, kwargs, path)
+
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(part.state for part in run))
+        numbers = jnp.arange(len(run), dtype=jnp.uint32) + jnp.uint32(self.first)
+        call = _rematerialised(call, self.remat, scanned=True)
+        out: Carry = run_pipelined(call, stacked, numbers, carry, plan)
+        return out
 
     def _equal_runs(self, indices: range) -> Iterator[list["_Part"]]:
         """Split layers into their parts; yield together equal ones that follow each other."""

@@ -100,18 +100,18 @@ def _bind_params(eqn: Equation) -> tuple[list[Any], dict[str, Any]]:
     return [], found
 
 
-def abstract_mesh(data: int, tensor: int) -> AbstractMesh:
-    """A rank's mesh without its devices; its axes are for XLA to propagate along (JAX 0.12's default is not)."""
-    return AbstractMesh((data, tensor), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
-
-
-def rank_mesh(devices: Any) -> Mesh:
-    """The mesh of one rank.
+def abstract_mesh(**axes: int) -> AbstractMesh:
+    """A mesh without its devices; its axes are for XLA to propagate along (JAX 0.12's default is not).
 
     Args:
-      devices: array of devices [data, tensor].
+      axes: sizes by name, the slowest first.
     """
-    return Mesh(devices, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def make_mesh(devices: Any, axes: Sequence[str]) -> Mesh:
+    """The mesh of an array of devices, one dim for each axis name."""
+    return Mesh(devices, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
 def source_line(eqn: Equation) -> str:

@@ -38,7 +38,8 @@ class Layout:
 
     def bound(self) -> contextlib.AbstractContextManager[None]:
         """The context in which to trace the step."""
-        return bind_axes(self.rules, jax_seams.abstract_mesh(self.mesh.data, self.mesh.tensor))
+        mesh = jax_seams.abstract_mesh(data=self.mesh.data, tensor=self.mesh.tensor)
+        return bind_axes(self.rules, mesh)
 
 
 def fix_specs(

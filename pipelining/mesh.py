@@ -64,10 +64,23 @@ def rank_meshes(spec: MeshSpec, devices: Sequence[Any] | None = None) -> tuple[M
     Raises:
       ValueError: if there are fewer devices than the mesh needs, or an id does not exist.
     """
+    grid = _grid(spec, devices)
+    return tuple(jax_seams.make_mesh(grid[rank], ("data", "tensor")) for rank in range(spec.pipe))
+
+
+def whole_mesh(spec: MeshSpec, devices: Sequence[Any] | None = None) -> Mesh:
+    """One mesh of all devices, with axes ("pipe", "data", "tensor"), for programs that span the ranks.
+
+    Raises:
+      ValueError: as `rank_meshes`.
+    """
+    return jax_seams.make_mesh(_grid(spec, devices), ("pipe", "data", "tensor"))
+
+
+def _grid(spec: MeshSpec, devices: Sequence[Any] | None) -> Any:
     available = list(jax.devices() if devices is None else devices)
-    chosen = _choose(spec, available)
-    grid = np.array(chosen, dtype=object).reshape(spec.pipe, spec.data, spec.tensor)
-    return tuple(jax_seams.rank_mesh(grid[rank]) for rank in range(spec.pipe))
+    chosen = np.array(_choose(spec, available), dtype=object)
+    return chosen.reshape(spec.pipe, spec.data, spec.tensor)
 
 
 def _choose(spec: MeshSpec, available: list[Any]) -> list[Any]:

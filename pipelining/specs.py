@@ -52,23 +52,29 @@ def make_spec(
     return spec
 
 
-def spread_over_data(spec: PartitionSpec, shape: Sequence[int], mesh: MeshSpec) -> PartitionSpec:
-    """Split one more dim over `data`: the largest that divides and is whole; the spec itself if there is none.
+def spread_over(spec: PartitionSpec, shape: Sequence[int], axis: str, size: int) -> PartitionSpec:
+    """Split one more dim over a mesh axis: the largest that divides and is whole; the spec itself if there is none.
+
+    Args:
+      spec: of the array so far.
+      shape: its shape.
+      axis: name of the mesh axis.
+      size: devices along it.
 
     Reference:
-      Rajbhandari et al., "ZeRO", arXiv 1910.02054, section 5.1: optimizer state without copies.
+      Rajbhandari et al., "ZeRO", arXiv 1910.02054, section 5: state without copies.
     """
-    used = {axis for entry in spec for axis in _axes(entry)}
+    used = {name for entry in spec for name in _axes(entry)}
     entries = [*spec, *([None] * (len(shape) - len(spec)))]
     free = [
-        (size, -dim)
-        for dim, (size, entry) in enumerate(zip(shape, entries, strict=True))
-        if not _axes(entry) and size and size % mesh.data == 0
+        (length, -dim)
+        for dim, (length, entry) in enumerate(zip(shape, entries, strict=True))
+        if not _axes(entry) and length and length % size == 0
     ]
-    if mesh.data == 1 or "data" in used or not free:
+    if size == 1 or axis in used or not free:
         return spec
     dim = -max(free)[1]
-    return PartitionSpec(*entries[:dim], "data", *entries[dim + 1 :])
+    return PartitionSpec(*entries[:dim], axis, *entries[dim + 1 :])
 
 
 def _axes(entry: Any) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stagewright.nn.partition import Balanced, Explicit, Uniform
     from stagewright.nn.yields import pipeline_yield
     from stagewright.pipelining.accumulate import accumulate_grads
-    from stagewright.pipelining.engines import MpmdEngine, SingleProgramEngine
+    from stagewright.pipelining.engines import MpmdEngine, SingleProgramEngine, SpmdEngine
     from stagewright.pipelining.mesh import MeshSpec
     from stagewright.pipelining.mpmd_jit import mpmd_jit
     from stagewright.pipelining.reductions import Max, Mean, Stack, Sum
@@ -45,6 +45,7 @@ __all__ = [
     "PipelinedModule",
     "Schedule",
     "SingleProgramEngine",
+    "SpmdEngine",
     "Stack",
     "Sum",
     "Trainer",
@@ -88,6 +89,7 @@ _HOMES = {
     # Engines
     "MpmdEngine": "stagewright.pipelining.engines",
     "SingleProgramEngine": "stagewright.pipelining.engines",
+    "SpmdEngine": "stagewright.pipelining.engines",
     # Training
     "ConsoleLogger": "stagewright.trainer.loggers",
     "JsonlLogger": "stagewright.trainer.loggers",

@@ -94,37 +94,55 @@ class MeshConfig:
 class EngineConfig:
     """What runs the step."""
 
-    kind: Literal["mpmd", "single"] = "mpmd"
-    """mpmd: a pipeline, one program for each stage; single: one program on one device."""
+    kind: Literal["mpmd", "spmd", "single"] = "mpmd"
+    """mpmd: a pipeline, one program for each stage; spmd: a pipeline that is one program, the usual
+    baseline; single: no pipeline."""
 
     schedule: str = "1f1b"
-    """Order of the pipeline's work: gpipe, 1f1b, interleaved:N (N stages a rank) or zbh1."""
+    """mpmd: order of the pipeline's work; `stagewright schedule --compare all` lists the names."""
 
     microbatches: int = 8
     """Micro-batches that each batch is cut into."""
 
+    repeat: int = 1
+    """spmd: circular repeats, runs of layers on each rank."""
+
+    zero: Literal[0, 1, 3] = 0
+    """Spread over data: 0 nothing, 1 the optimizer's state (mpmd), 3 the parameters too (single)."""
+
     post_validation: bool = False
-    """Pipeline only: update before the norm of all stages' gradients is known, and validate afterwards; same numbers,
-    one more copy of the state while a step ends."""
+    """mpmd: update before the norm of all stages' gradients is known, and validate afterwards; same
+    numbers, one more copy of the state while a step ends."""
 
     def build(self) -> Any:
         """Make the engine.
 
         Raises:
-          ValueError: if there is no such schedule.
+          ValueError: if there is no such schedule, or the kind cannot do what is asked.
         """
-        if self.kind == "single":
-            from stagewright.pipelining.engines.single import SingleProgramEngine
-
-            return SingleProgramEngine(microbatches=self.microbatches)
-        from stagewright.pipelining.engines import MpmdEngine
+        from stagewright.pipelining import engines
         from stagewright.pipelining.schedules import by_name
 
-        return MpmdEngine(
+        if self.kind == "single":
+            self._refuse("single", {1: "3, or kind mpmd"})
+            return engines.SingleProgramEngine(self.microbatches, fsdp=self.zero == 3)
+        if self.kind == "spmd":
+            self._refuse("spmd", {1: "0", 3: "0"})
+            return engines.SpmdEngine(repeat=self.repeat, microbatches=self.microbatches)
+        self._refuse("mpmd", {3: "1, or kind single"})
+        return engines.MpmdEngine(
             schedule=by_name(self.schedule),
             microbatches=self.microbatches,
             post_validation=self.post_validation,
+            zero=1 if self.zero else 0,
         )
+
+    def _refuse(self, kind: str, instead: dict[int, str]) -> None:
+        if self.zero in instead:
+            raise ValueError(
+                f"--engine.kind {kind} cannot do --engine.zero {self.zero}; use --engine.zero "
+                f"{instead[self.zero]}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,7 +114,9 @@ class Trainer:
         self._mesh = mesh or MeshSpec()
         self._engine = engine
         self._split = MicrobatchSplit(
-            microbatches=engine.microbatches, axes=batch_axes or {}, data_size=self._mesh.data
+            microbatches=engine.loop_microbatches,
+            axes=batch_axes or {},
+            data_size=self._mesh.data,
         )
         self._blueprint = _draw(model, seed, engine.num_stages(self._mesh), partition or Uniform())
         self._functions = build_train_functions(self._blueprint, optimizer, self._split)

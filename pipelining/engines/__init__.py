@@ -9,12 +9,14 @@ from stagewright.pipelining.engines.engine import (
 )
 from stagewright.pipelining.engines.mpmd import MpmdEngine
 from stagewright.pipelining.engines.single import SingleProgramEngine
+from stagewright.pipelining.engines.spmd import SpmdEngine
 
 __all__ = [
     "CompiledStep",
     "Engine",
     "MpmdEngine",
     "SingleProgramEngine",
+    "SpmdEngine",
     "StageRow",
     "StepSummary",
     "StepTimes",

@@ -109,6 +109,10 @@ class Engine(Protocol):
     def microbatches(self) -> int:
         """Micro-batches a step."""
 
+    @property
+    def loop_microbatches(self) -> int:
+        """Micro-batches that the step's own loop runs: `microbatches`, or 1 where the model's layers see to them."""
+
     def num_stages(self, mesh: MeshSpec) -> int:
         """How many stages the model must be cut into (1: no marks wanted).
 

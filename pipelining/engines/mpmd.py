@@ -29,7 +29,7 @@ from stagewright.pipelining.mesh import MeshSpec, rank_meshes
 from stagewright.pipelining.mpmd_jit import CompiledFunction, MpmdFunction
 from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT
 from stagewright.pipelining.schedules import OneFOneB, Schedule
-from stagewright.pipelining.specs import sharding_on, spread_over_data
+from stagewright.pipelining.specs import sharding_on, spread_over
 from stagewright.pipelining.timeline import simulate_order
 
 
@@ -69,6 +69,11 @@ class MpmdEngine:
         if self.microbatches < 1:
             raise ValueError(f"microbatches must be at least 1, got {self.microbatches}")
 
+    @property
+    def loop_microbatches(self) -> int:
+        """The step's loop is the pipeline: all of them."""
+        return self.microbatches
+
     def num_stages(self, mesh: MeshSpec) -> int:
         """Stages that the schedule wants on this mesh."""
         return self.schedule.num_stages(mesh.pipe)
@@ -106,7 +111,7 @@ def _spread_optimizer(
 ) -> PartitionSpec:
     """ZeRO-1: leaves of the state's `opt_state` are spread over `data` too."""
     names = [getattr(part, "name", getattr(part, "key", None)) for part in path]
-    return spread_over_data(spec, shape, mesh) if "opt_state" in names else spec
+    return spread_over(spec, shape, "data", mesh.data) if "opt_state" in names else spec
 
 
 class MpmdStep:

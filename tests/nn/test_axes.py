@@ -147,7 +147,7 @@ def test_vmapped_mesh_axis_claimed_twice_is_refused():
 
 
 def test_within_bound_axes_a_mark_is_a_constraint() -> None:
-    mesh = jax_seams.abstract_mesh(2, 2)
+    mesh = jax_seams.abstract_mesh(data=2, tensor=2)
     rules = nn.default_axis_rules()
 
     def f(x):

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from stagewright.nn.axes import AxisRules, default_axis_rules
 from stagewright.pipelining import jax_seams
 from stagewright.pipelining.mesh import MeshSpec, rank_meshes
-from stagewright.pipelining.specs import make_spec, sharding_on, spec_of, spread_over_data, trim
+from stagewright.pipelining.specs import make_spec, sharding_on, spec_of, spread_over, trim
 
 MESH = MeshSpec(pipe=1, data=2, tensor=4)
 RULES = default_axis_rules()
@@ -57,11 +57,11 @@ def test_what_does_not_fit_is_refused(names, shape, rules, message):
     ],
 )
 def test_optimizer_state_is_spread_over_data(spec, shape, spread):
-    assert spread_over_data(spec, shape, MESH) == spread
+    assert spread_over(spec, shape, "data", 2) == spread
 
 
 def test_without_replicas_nothing_is_spread():
-    assert spread_over_data(P(), (4,), MeshSpec(tensor=4)) == P()
+    assert spread_over(P(), (4,), "data", 1) == P()
 
 
 def test_one_device_needs_no_spec():
@@ -84,7 +84,7 @@ def test_trailing_whole_dims_do_not_count():
 def test_an_abstract_mesh_stands_for_any_ranks_mesh():
     def double(x):
         return jax.lax.with_sharding_constraint(
-            2 * x, NamedSharding(jax_seams.abstract_mesh(2, 2), P(None, "tensor"))
+            2 * x, NamedSharding(jax_seams.abstract_mesh(data=2, tensor=2), P(None, "tensor"))
         )
 
     for mesh in rank_meshes(MeshSpec(pipe=2, data=2, tensor=2)):

@@ -6,7 +6,13 @@ import inspect
 import pytest
 
 from stagewright.trainer import config
-from stagewright.trainer.config import MeshConfig, RunConfig, changed_fields, flatten_config
+from stagewright.trainer.config import (
+    EngineConfig,
+    MeshConfig,
+    RunConfig,
+    changed_fields,
+    flatten_config,
+)
 
 CONFIGS = [
     item
@@ -37,3 +43,19 @@ def test_changes_tell_both_values() -> None:
     other = dataclasses.replace(base, steps=7, mesh=MeshConfig(pipe=4))
     assert changed_fields(other, base) == {"steps": (100, 7), "mesh.pipe": (1, 4)}
     assert changed_fields(base, base) == {}
+
+
+@pytest.mark.parametrize(("kind", "zero"), [("single", 1), ("spmd", 1), ("spmd", 3), ("mpmd", 3)])
+def test_a_zero_that_an_engine_cannot_do_is_refused_with_one_that_it_can(
+    kind: str, zero: int
+) -> None:
+    with pytest.raises(ValueError, match=f"kind {kind} cannot do --engine.zero {zero}; use"):
+        EngineConfig(kind=kind, zero=zero).build()
+
+
+def test_every_kind_of_engine_is_built() -> None:
+    names = {
+        kind: type(EngineConfig(kind=kind).build()).__name__ for kind in ("mpmd", "spmd", "single")
+    }
+    assert names == {"mpmd": "MpmdEngine", "spmd": "SpmdEngine", "single": "SingleProgramEngine"}
+    assert EngineConfig(kind="single", zero=3).build().fsdp

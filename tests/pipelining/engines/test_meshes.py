@@ -26,7 +26,7 @@ MESHES = [
     pytest.param(4, 2, 1, marks=SLOW),
 ]
 RNG = np.random.default_rng(0)
-TOKENS = RNG.integers(0, CONFIG.vocab, (STEPS, 8, CONFIG.context + 1)).astype(np.int32)
+TOKENS = RNG.integers(0, CONFIG.vocab, (STEPS, 16, CONFIG.context + 1)).astype(np.int32)
 DATA = [{"inputs": t[:, :-1], "targets": t[:, 1:]} for t in TOKENS]
 
 
@@ -69,6 +69,20 @@ def test_one_program_on_a_mesh_gives_the_numbers_of_one_device(data, tensor, fsd
     )
     total = sum(leaf.size for leaf in jax.tree.leaves(trainer.state.params))
     assert (held < 0.3 * total) == fsdp  # all but what divides over no axis
+
+
+@pytest.mark.parametrize(
+    ("sizes", "repeat", "microbatches"),
+    [((2, 1, 1), 1, 4), ((2, 2, 2), 2, 2), pytest.param((4, 1, 2), 1, 8, marks=SLOW)],
+)
+def test_an_spmd_pipeline_gives_the_numbers_of_one_device(sizes, repeat, microbatches):
+    pipe, data, tensor = sizes
+    mesh = sw.MeshSpec(pipe=pipe, data=data, tensor=tensor)
+    trainer = make(mesh, sw.SpmdEngine(repeat=repeat, microbatches=microbatches))
+    assert_same(trainer)
+    (step,) = trainer._steps.values()
+    (executable,) = step.executables
+    assert "collective-permute" in executable.as_text()
 
 
 @SLOW
