@@ -53,7 +53,8 @@ def attribute_bubble(timeline: Timeline) -> tuple[Bubble, ...]:
 
     A gap before a task ends with the arrival of what the task reads. As long as the latest of the
     tasks that make it still ran elsewhere, the rank waited for that task (fill, stall or drain, by
-    where the gap lies); from then on it waited for the link (receive). A link that another rank
+    where the gap lies); from then on it waited for the link (receive). A gap before a task that reads
+    nothing from other ranks counts by where it lies, too. A link that another rank
     waited for counts there, and is part of its task's lateness here.
 
     Args:
@@ -106,6 +107,7 @@ class _Rank:
         self.num_stages = 1 + max((action.stage for action in ends), default=-1)
         self.spans = [span for span in timeline.spans if span.rank == rank]
         self.outer = [span for span in timeline.outer if span.rank == rank]
+        self.stages = {span.action.stage for span in self.spans}
         forwards = [s.end for s in self.spans if s.action.kind is Kind.F]
         backwards = [s.start for s in self.spans if s.action.kind in _BACKWARD]
         self.last_forward = max(forwards, default=0)
@@ -128,7 +130,8 @@ class _Rank:
         if end <= start:
             return
         if isinstance(before, Span):
-            made = min(max(self._made(before.action), start), end)
+            made = self._made(before.action)
+            made = end if made is None else min(max(made, start), end)
             parts["receive"] += end - made
             parts[self._phase(start)] += made - start
             return
@@ -141,11 +144,14 @@ class _Rank:
             return "fill"
         return "drain" if instant >= self.last_forward else "stall"
 
-    def _made(self, action: Action) -> Time:
+    def _made(self, action: Action) -> Time | None:
         """When the last of the values that a task reads from other ranks was made."""
         after = Action(action.stage + 1, Kind.I, action.microbatch)
         needs = dependencies(action, self.num_stages, after in self.ends)
-        return max((self.ends[needed] for needed in needs if needed in self.ends), default=0)
+        return max(
+            (self.ends[n] for n in needs if n in self.ends and n.stage not in self.stages),
+            default=None,
+        )
 
 
 def _spread_imbalance(bubble: Bubble, missing: Time) -> Bubble:

@@ -35,7 +35,8 @@ class Logger(Protocol):
           step: number of the step, from 1.
           values: Python numbers by name: `loss` (per token), `grad_norm`, `tokens`, `skipped`,
             `learning_rate` where known, `step_seconds`, `tokens_per_second`, `bubble_planned`,
-            `bubble` (0 to 1, where measured), and the model's own metrics.
+            `bubble` (0 to 1, where measured) and its parts `bubble_fill`, `bubble_drain`, ... by
+            cause (`stagewright.pipelining.bubbles`), and the model's own metrics.
         """
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from stagewright.pipelining.bubbles import CAUSES
 from stagewright.pipelining.engines.engine import StageRow
 from stagewright.trainer.run_info import RunInfo
 
@@ -40,10 +41,18 @@ def step_line(step: int, last_step: int, values: Mapping[str, float]) -> str:
         if name in values:
             parts.append(form(values[name]))
     if "bubble" in values and "bubble_planned" in values:
-        parts.append(f"bubble {values['bubble']:.0%} (planned {values['bubble_planned']:.0%})")
+        parts.append(_bubble(values))
     if values.get("skipped"):
         parts.append("skipped: no token")
     return "  ".join(parts)
+
+
+def _bubble(values: Mapping[str, float]) -> str:
+    """The bubble, the planned one, and the causes that make up a hundredth of the time or more."""
+    shares = {cause: values.get(f"bubble_{cause}", 0.0) for cause in CAUSES}
+    causes = [f"{cause} {share:.0%}" for cause, share in shares.items() if share >= 0.01]
+    text = f"bubble {values['bubble']:.0%} (planned {values['bubble_planned']:.0%})"
+    return f"{text}: {' '.join(causes)}" if causes else text
 
 
 def short_count(number: float) -> str:

@@ -12,7 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from stagewright.pipelining.engines.engine import CompiledStep, StepTimes
+from stagewright.pipelining.bubbles import bubble_shares
+from stagewright.pipelining.engines.engine import CompiledStep
+from stagewright.pipelining.timeline import Timeline
 
 
 class StepReporter:
@@ -40,8 +42,8 @@ class StepReporter:
         self.flush()
         # An engine that waits for its step leaves nothing to wait for: the step has ended.
         ended = time.perf_counter() if _are_ready(metrics) else None
-        times = compiled.last_times if ended is not None else None
-        self._pending = _Pending(step, metrics, compiled, ended, times)
+        timeline = compiled.last_timeline if ended is not None else None
+        self._pending = _Pending(step, metrics, compiled, ended, timeline)
 
     def flush(self) -> None:
         """Report the step that is held back, if any, waiting for it to end."""
@@ -63,21 +65,23 @@ class StepReporter:
         seconds, self._ended = ended - self._ended, ended
         rates = {"step_seconds": seconds, "tokens_per_second": values["tokens"] / seconds}
         rates["bubble_planned"] = held.compiled.summary.planned_bubble
-        times = held.times or held.compiled.last_times
-        if times is not None:
-            rates["bubble"] = times.bubble
+        timeline = held.timeline or held.compiled.last_timeline
+        if timeline is not None:
+            shares = bubble_shares(timeline)
+            rates["bubble"] = sum(shares.values())
+            rates.update({f"bubble_{cause}": share for cause, share in shares.items()})
         return rates
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A step that is not reported yet; `ended` and `times` are set if it had ended at once."""
+    """A step that is not reported yet; `ended` and `timeline` are set if it had ended at once."""
 
     step: int
     metrics: Mapping[str, Any]
     compiled: CompiledStep
     ended: float | None
-    times: StepTimes | None
+    timeline: Timeline | None
 
 
 def _are_ready(metrics: Mapping[str, Any]) -> bool:

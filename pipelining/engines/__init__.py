@@ -5,7 +5,6 @@ from stagewright.pipelining.engines.engine import (
     Engine,
     StageRow,
     StepSummary,
-    StepTimes,
 )
 from stagewright.pipelining.engines.mpmd import MpmdEngine
 from stagewright.pipelining.engines.single import SingleProgramEngine
@@ -19,5 +18,4 @@ __all__ = [
     "SpmdEngine",
     "StageRow",
     "StepSummary",
-    "StepTimes",
 ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from stagewright.pipelining.mesh import MeshSpec
+from stagewright.pipelining.timeline import Timeline
 
 State = Any  # a pytree of arrays
 Batch = Any  # a pytree of arrays [microbatches, microbatch, ...]
@@ -61,25 +62,6 @@ class StepSummary:
     compile_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """Where the time of one step went.
-
-    Attributes:
-      wall: seconds from the first task's start to the last one's end.
-      busy: seconds that each rank spent in tasks.
-    """
-
-    wall: float
-    busy: tuple[float, ...]
-
-    @property
-    def bubble(self) -> float:
-        """Idle fraction of the ranks' time, 0 to 1."""
-        total = self.wall * len(self.busy)
-        return max(0.0, 1.0 - sum(self.busy) / total) if total else 0.0
-
-
 class CompiledStep(Protocol):
     """A step that will compile nothing more."""
 
@@ -88,8 +70,8 @@ class CompiledStep(Protocol):
         """The plan, for the start-up panel."""
 
     @property
-    def last_times(self) -> StepTimes | None:
-        """Times of the latest finished step, or None where they are not measured."""
+    def last_timeline(self) -> Timeline | None:
+        """What ran when in the latest finished step, in seconds, or None where that is not measured."""
 
     def init(self) -> State:
         """Create the state, each leaf on the devices that will read it."""

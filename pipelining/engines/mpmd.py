@@ -23,14 +23,13 @@ from stagewright.pipelining.engines.engine import (
     StageRow,
     State,
     StepSummary,
-    StepTimes,
 )
 from stagewright.pipelining.mesh import MeshSpec, rank_meshes
 from stagewright.pipelining.mpmd_jit import CompiledFunction, MpmdFunction
-from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT
+from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT, RunSpan
 from stagewright.pipelining.schedules import OneFOneB, Schedule
 from stagewright.pipelining.specs import sharding_on, spread_over
-from stagewright.pipelining.timeline import simulate_order
+from stagewright.pipelining.timeline import OuterSpan, Span, Timeline, simulate_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +132,9 @@ class MpmdStep:
         self.summary = _summary(self._latest, engine, mesh, self._meshes)
 
     @property
-    def last_times(self) -> StepTimes | None:
-        """Times of the latest step."""
-        spans = self._latest.runtime.spans
-        if not spans:
-            return None
-        busy = [0.0] * len(self._meshes)
-        for span in spans:
-            busy[span.rank] += span.end - span.begin
-        wall = max(span.end for span in spans) - min(span.begin for span in spans)
-        return StepTimes(wall=wall, busy=tuple(busy))
+    def last_timeline(self) -> Timeline | None:
+        """What ran when in the latest step, in seconds."""
+        return _measured(self._latest.runtime.spans, len(self._meshes))
 
     def init(self) -> State:
         """Create the state, each leaf on the devices that read it."""
@@ -173,6 +165,22 @@ class MpmdStep:
             for homes, spec in zip(ranks, specs, strict=False)
         ]
         return copies, [joined.get(i, copies[i][0]) for i in range(num_leaves)]
+
+
+def _measured(runs: Sequence[RunSpan], num_ranks: int) -> Timeline | None:
+    if not runs:
+        return None
+    begin = min(run.begin for run in runs)
+    tasks = [
+        Span(r.rank, r.run.action, r.begin - begin, r.end - begin) for r in runs if r.run.action
+    ]
+    outer = [
+        OuterSpan(r.rank, r.run.label, r.begin - begin, r.end - begin)
+        for r in runs
+        if r.run.action is None
+    ]
+    tasks.sort(key=lambda span: (span.start, span.rank))
+    return Timeline(tuple(tasks), num_ranks, tuple(outer), unit="s")
 
 
 def _summary(

@@ -23,10 +23,10 @@ from stagewright.pipelining.engines.engine import (
     StageRow,
     State,
     StepSummary,
-    StepTimes,
 )
 from stagewright.pipelining.mesh import MeshSpec
 from stagewright.pipelining.specs import make_spec, sharding_on, spread_over, whole_on
+from stagewright.pipelining.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class OneProgramStep:
       context: further contexts to trace in.
     """
 
-    last_times: StepTimes | None = None  # one program is never seen idle: nothing to measure
+    last_timeline: Timeline | None = None  # one program: what runs when is XLA's own affair
 
     def __init__(
         self,

@@ -87,3 +87,9 @@ def test_sums():
 
 def test_examples():
     assert doctest.testmod(bubbles).failed == 0
+
+
+def test_a_task_that_reads_nothing_from_elsewhere_waits_for_no_link():
+    spans = (Span(0, parse_action("0F0"), 2, 3), Span(0, parse_action("1F0"), 5, 6))
+    (bubble,) = attribute_bubble(Timeline(spans, 1))
+    assert bubble == Bubble(fill=4)

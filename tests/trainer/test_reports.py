@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from stagewright.pipelining.engines.engine import StepTimes
+from stagewright.pipelining.actions import parse_action
+from stagewright.pipelining.timeline import Span, Timeline
 from stagewright.trainer import reports
 from stagewright.trainer.reports import StepReporter
 
@@ -28,9 +29,15 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
-def make_compiled(times: StepTimes | None):
+def make_timeline(*busy: float) -> Timeline:
+    """A step of one second: rank i runs stage i's forward for busy[i] seconds."""
+    spans = [Span(i, parse_action(f"{i}F0"), 1.0 - length, 1.0) for i, length in enumerate(busy)]
+    return Timeline(tuple(spans), len(busy), unit="s")
+
+
+def make_compiled(timeline: Timeline | None):
     return types.SimpleNamespace(
-        summary=types.SimpleNamespace(planned_bubble=0.25), last_times=times
+        summary=types.SimpleNamespace(planned_bubble=0.25), last_timeline=timeline
     )
 
 
@@ -59,16 +66,18 @@ def test_reports_come_one_step_late_and_in_order(clock: Clock) -> None:
 def test_a_step_that_ended_at_once_is_timed_there_and_then(clock: Clock) -> None:
     heard = []
     reporter = StepReporter(lambda step, values: heard.append(values))
-    compiled = make_compiled(StepTimes(wall=1.0, busy=(0.5, 1.0)))
+    compiled = make_compiled(make_timeline(0.5, 1.0))
     metrics = make_metrics(1.0)
     jax.block_until_ready(metrics)
     clock.now += 2
     reporter.submit(1, metrics, compiled)
-    compiled.last_times = StepTimes(wall=1.0, busy=(0.0, 0.0))  # the next step's
+    compiled.last_timeline = make_timeline(0.25, 0.25)  # the next step's
     clock.now += 5
     reporter.flush()
     assert heard[0]["step_seconds"] == 2
     assert heard[0]["bubble"] == 0.25
+    assert heard[0]["bubble_imbalance"] == 0.25  # rank 0 has half a second less to do
+    assert heard[0]["bubble_drain"] == heard[0]["bubble_barrier"] == 0
     assert heard[0]["tokens_per_second"] == 4
 
 

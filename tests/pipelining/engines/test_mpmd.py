@@ -75,8 +75,11 @@ def test_same_numbers_as_one_device(one_device, schedule, pipe):
         assert ours == pytest.approx(theirs, rel=1e-5)
     for ours, theirs in zip(jax.tree.leaves(state), jax.tree.leaves(state_alone), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
-    assert compiled.last_times is not None
-    assert 0 <= compiled.last_times.bubble < 1
+    timeline = compiled.last_timeline
+    assert timeline is not None
+    assert timeline.unit == "s"
+    assert 0 <= timeline.bubble_fraction < 1
+    assert timeline.outer
 
 
 def test_every_leaf_lies_with_its_stage_before_and_after():

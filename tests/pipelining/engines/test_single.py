@@ -41,7 +41,7 @@ def test_it_gives_what_jit_gives_and_consumes_the_state() -> None:
     found = compiled(state, batch_of(4))
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
     assert state["w"].is_deleted()
-    assert compiled.last_times is None
+    assert compiled.last_timeline is None
 
 
 def test_a_pipeline_is_refused_with_a_mesh_that_fits() -> None:
