@@ -22,7 +22,22 @@ if TYPE_CHECKING:
     from stagewright.pipelining.mesh import MeshSpec
     from stagewright.pipelining.mpmd_jit import mpmd_jit
     from stagewright.pipelining.reductions import Max, Mean, Stack, Sum
-    from stagewright.pipelining.schedules import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
+    from stagewright.pipelining.schedules import (
+        ZBH1,
+        ZBH2,
+        ZBV,
+        DualPipeV,
+        Eager1F1B,
+        GPipe,
+        HanayoWaves,
+        Interleaved1F1B,
+        LoopedBFS,
+        LoopedDFS,
+        OneFOneB,
+        Schedule,
+        VHalf,
+        VMin,
+    )
     from stagewright.trainer.loggers import ConsoleLogger, JsonlLogger
     from stagewright.trainer.trainer import Trainer
 
@@ -30,13 +45,20 @@ __version__ = "0.1.0"  # pyproject.toml reads it from here
 
 __all__ = [
     "ZBH1",
+    "ZBH2",
+    "ZBV",
     "AxisRules",
     "Balanced",
     "ConsoleLogger",
+    "DualPipeV",
+    "Eager1F1B",
     "Explicit",
     "GPipe",
+    "HanayoWaves",
     "Interleaved1F1B",
     "JsonlLogger",
+    "LoopedBFS",
+    "LoopedDFS",
     "Max",
     "Mean",
     "MeshSpec",
@@ -50,6 +72,8 @@ __all__ = [
     "Sum",
     "Trainer",
     "Uniform",
+    "VHalf",
+    "VMin",
     "accumulate_grads",
     "mpmd_jit",
     "nn",
@@ -86,6 +110,15 @@ _HOMES = {
     "OneFOneB": "stagewright.pipelining.schedules",
     "Schedule": "stagewright.pipelining.schedules",
     "ZBH1": "stagewright.pipelining.schedules",
+    "DualPipeV": "stagewright.pipelining.schedules",
+    "Eager1F1B": "stagewright.pipelining.schedules",
+    "HanayoWaves": "stagewright.pipelining.schedules",
+    "LoopedBFS": "stagewright.pipelining.schedules",
+    "LoopedDFS": "stagewright.pipelining.schedules",
+    "VHalf": "stagewright.pipelining.schedules",
+    "VMin": "stagewright.pipelining.schedules",
+    "ZBH2": "stagewright.pipelining.schedules",
+    "ZBV": "stagewright.pipelining.schedules",
     # Engines
     "MpmdEngine": "stagewright.pipelining.engines",
     "SingleProgramEngine": "stagewright.pipelining.engines",
