@@ -1,9 +1,9 @@
-"""The picture of an order in fixed-width text: one line per rank, time to the right.
+"""The picture of an order or a timeline in fixed-width text: one line per rank, time to the right.
 
-In comes an ``Order`` and what its tasks cost, out goes text for a terminal, a docstring or a
-README. A cell is as wide as its task is long, and holds the micro-batch's number; letters say the
-kind of work, or background colours do where the reader has a terminal. Not here: other formats, and
-times measured in a run.
+In comes an ``Order`` and what its tasks cost, or a ``Timeline``, planned or measured; out goes text
+for a terminal, a docstring or a README. A cell is as wide as its task is long, and holds the
+micro-batch's number; letters say the kind of work, or background colours do where the reader has a
+terminal. Not here: other formats (pictures/).
 """
 
 import functools
@@ -13,22 +13,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from stagewright.pipelining.actions import Action, Kind, Order
+from stagewright.pipelining.figures import order_of
+from stagewright.pipelining.pictures.palette import WORDS, stage_turns
+from stagewright.pipelining.pictures.times import Clock, clock_of, summary, tick_step
 from stagewright.pipelining.timeline import (
     UNIT_COSTS,
     Costs,
+    OuterSpan,
     Span,
     Time,
     Timeline,
-    peak_activations,
     simulate_order,
 )
 
-_WORDS = {
-    Kind.F: "forward",
-    Kind.B: "backward",
-    Kind.I: "input gradient",
-    Kind.W: "weight gradient",
-}
 # 256-colour backgrounds, light enough for black text; the stages of a rank take shades in turn.
 _COLORS = {
     Kind.F: (75, 117, 153),
@@ -36,8 +33,11 @@ _COLORS = {
     Kind.I: (79, 122, 158),
     Kind.W: (215, 222, 229),
 }
+_OUTER_COLOR = 250
 _RESET = "\x1b[0m"
 _TICK_COLUMNS = 10
+_MEASURED_COLUMNS = 100
+_MEASURED_TICK = 8
 
 Piece = tuple[str, str]
 """Text and the ANSI code before it ("" for none)."""
@@ -45,11 +45,15 @@ Piece = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Columns of text: ``columns`` per ``unit`` of time, and ``shortest`` for the shortest task."""
+    """Columns of text: ``columns`` per ``unit`` of time, and ``shortest`` for the shortest task.
+
+    ``tick`` is the time from one number of the scale to the next.
+    """
 
     unit: Fraction
     columns: int
     shortest: int
+    tick: Fraction
 
     def column(self, time: Time) -> int:
         return math.floor(Fraction(time) / self.unit * self.columns + Fraction(1, 2))
@@ -84,32 +88,72 @@ def draw_order(
         rank 1  .  F0 B0--- F1 B1--- F2 B2--- .  .
         F forward  B backward  . idle  numbers: micro-batches
     """
-    timeline = simulate_order(order, costs)
+    return draw_timeline(simulate_order(order, costs), color, width)
+
+
+def draw_timeline(timeline: Timeline, color: bool = False, width: int | None = None) -> str:
+    """Draw a timeline, planned, simulated or measured, as ``draw_order`` draws an order.
+
+    A timeline in abstract units is drawn in whole columns per unit. One in seconds is drawn to
+    scale over the page (100 columns where there is no width). Work outside the loop is drawn with
+    its name and equals signs.
+
+    Args:
+        timeline: a whole step.
+        color: mark the kinds by ANSI background colours and leave the letters out.
+        width: columns of the page.
+
+    Returns:
+        Lines of text: a heading with the bubble, a time scale, one line per rank, a legend.
+
+    Example:
+        >>> from stagewright.pipelining.actions import parse_action
+        >>> tasks = [Span(0, parse_action("0F0"), 0, 0.01), Span(0, parse_action("0B0"), 0.01, 0.03)]
+        >>> update = OuterSpan(0, "update", 0.035, 0.045)
+        >>> print(draw_timeline(Timeline(tuple(tasks), 1, outer=(update,), unit="s"), width=53))
+        1 rank, 1 stage, 1 micro-batch, 45 ms, bubble 11.1%
+        peak activations 1
+                0 ms      10        20        30        40
+        rank 0  F0------- B0----------------- .....update===
+        F forward  B backward  update=== outside the loop
+        . idle  numbers: micro-batches
+    """
+    order = order_of(timeline)
     margin = len(f"rank {order.num_ranks - 1}") + 2
-    scale = _choose_scale(
-        timeline, order.num_microbatches, color, None if width is None else width - margin
-    )
-    shade = _stage_shades(order)
-    lines = _wrap(_heading(order, timeline), ", ", width)
-    lines.append([(" " * margin, ""), (_ticks(timeline.makespan, scale), "")])
+    room = None if width is None else width - margin
+    measured = bool(timeline.unit)
+    scale = _real_scale(timeline, room) if measured else _choose_scale(timeline, color, room)
+    shade = stage_turns(order.placement)
+    lines = _wrap([[(item, "")] for item in summary(timeline)], ", ", width)
+    lines.append([(" " * margin, ""), (_ticks(timeline.makespan, scale, clock_of(timeline)), "")])
     for rank in range(order.num_ranks):
-        spans = [span for span in timeline.spans if span.rank == rank]
+        spans = sorted(
+            (span for span in timeline.work if span.rank == rank), key=lambda span: span.start
+        )
         end = scale.column(timeline.makespan)
         lines.append([(f"rank {rank}".ljust(margin), ""), *_row(spans, end, scale, shade, color)])
-    lines += _wrap(_legend(order, color), "  ", width)
+    lines += _wrap(_legend(order, timeline.outer, color), "  ", width)
     return "\n".join(_render(line, width) for line in lines)
 
 
-def _choose_scale(
-    timeline: Timeline, num_microbatches: int, color: bool, width: int | None
-) -> _Scale:
+def _real_scale(timeline: Timeline, width: int | None) -> _Scale:
+    """The whole step over the page, in columns of equal time."""
+    columns = max(1, _MEASURED_COLUMNS if width is None else width)
+    makespan = Fraction(timeline.makespan)
+    factor = clock_of(timeline).factor
+    tick = tick_step(makespan * factor, max(1, columns // _MEASURED_TICK)) / factor
+    return _Scale(makespan / columns or Fraction(1), 1, 1, tick)
+
+
+def _choose_scale(timeline: Timeline, color: bool, width: int | None) -> _Scale:
     """Give the shortest task a column more than the longest label, or what fits, at least one.
 
     The unit is the greatest common divisor of all durations if the shortest is only a few of them,
     so that every task is drawn in proportion; otherwise it is the shortest task, and the ends of
     the others are rounded to a column.
     """
-    wanted = len(str(num_microbatches - 1)) + (1 if color else 2)
+    last = max((span.action.microbatch for span in timeline.spans), default=0)
+    wanted = len(str(last)) + (1 if color else 2)
     durations = {Fraction(span.end) - Fraction(span.start) for span in timeline.spans} - {0}
     unit = shortest = min(durations, default=Fraction(1))
     divisor = functools.reduce(_common_divisor, durations, Fraction(0))
@@ -119,7 +163,8 @@ def _choose_scale(
     units = Fraction(timeline.makespan) / unit
     while width is not None and columns > 1 and units * columns > width:
         columns -= 1
-    return _Scale(unit, columns, math.ceil(columns * shortest / unit))
+    tick = -(-_TICK_COLUMNS // columns) * unit
+    return _Scale(unit, columns, math.ceil(columns * shortest / unit), tick)
 
 
 def _common_divisor(a: Fraction, b: Fraction) -> Fraction:
@@ -127,41 +172,34 @@ def _common_divisor(a: Fraction, b: Fraction) -> Fraction:
     return Fraction(math.gcd(int(a * denominator), int(b * denominator)), denominator)
 
 
-def _stage_shades(order: Order) -> tuple[int, ...]:
-    """For each stage, how many earlier stages its rank holds."""
-    return tuple(order.placement[:stage].count(rank) for stage, rank in enumerate(order.placement))
-
-
-def _heading(order: Order, timeline: Timeline) -> list[list[Piece]]:
-    ranks, stages, microbatches = order.num_ranks, order.num_stages, order.num_microbatches
-    items = [
-        f"{ranks} rank{'' if ranks == 1 else 's'}",
-        f"{stages} stage{'' if stages == 1 else 's'}",
-        f"{microbatches} micro-batch{'' if microbatches == 1 else 'es'}",
-        f"{float(timeline.makespan):g} time units",
-        f"bubble {float(timeline.bubble_fraction):.1%}",
-        f"peak activations {max(peak_activations(order))}",
-    ]
-    return [[(item, "")] for item in items]
-
-
-def _ticks(makespan: Time, scale: _Scale) -> str:
-    step = -(-_TICK_COLUMNS // scale.columns)
+def _ticks(makespan: Time, scale: _Scale, clock: Clock) -> str:
     text = ""
-    for tick in range(0, math.floor(Fraction(makespan) / scale.unit) + 1, step):
-        text = text.ljust(tick * scale.columns) + f"{float(tick * scale.unit):g}"
+    for tick in range(math.floor(Fraction(makespan) / scale.tick) + 1):
+        number = clock.number(tick * scale.tick)
+        column = scale.column(tick * scale.tick)
+        if clock.unit and column + len(number) > scale.column(makespan):
+            break
+        text = text.ljust(column) + number + ("" if tick or not clock.unit else f" {clock.unit}")
     return text
 
 
 def _row(
-    spans: Iterable[Span], end: int, scale: _Scale, shade: Sequence[int], color: bool
+    spans: Iterable[Span | OuterSpan],
+    end: int,
+    scale: _Scale,
+    shade: Sequence[int],
+    color: bool,
 ) -> list[Piece]:
     pieces = []
     at = 0
     for span in spans:
         start, stop = scale.column(span.start), scale.column(span.end)
         pieces.append((_idle(at, start, scale.columns), ""))
-        pieces += _cell(span.action, stop - start, scale.shortest, shade[span.action.stage], color)
+        if isinstance(span, OuterSpan):
+            pieces += _outer_cell(span.label, stop - start, color)
+        else:
+            turn = shade[span.action.stage]
+            pieces += _cell(span.action, stop - start, scale.shortest, turn, color)
         at = stop
     return [*pieces, (_idle(at, end, scale.columns), "")]
 
@@ -188,12 +226,21 @@ def _cell(action: Action, columns: int, shortest: int, shade: int, color: bool) 
     return [(label.ljust(columns - gap, fill) + " " * gap, "")]
 
 
-def _legend(order: Order, color: bool) -> list[list[Piece]]:
+def _outer_cell(label: str, columns: int, color: bool) -> list[Piece]:
+    gap = 1 if columns > 1 else 0
+    text = label[: columns - gap].ljust(columns - gap, " " if color else "=")
+    return [(text, f"\x1b[30;48;5;{_OUTER_COLOR}m" if color else ""), (" " * gap, "")]
+
+
+def _legend(order: Order, outer: Sequence[OuterSpan], color: bool) -> list[list[Piece]]:
     present = {action.kind for actions in order.actions for action in actions}
     items: list[list[Piece]] = []
     for kind in (kind for kind in Kind if kind in present):
         code = f"\x1b[30;48;5;{_COLORS[kind][0]}m" if color else ""
-        items.append([(f" {kind.value} " if color else kind.value, code), (f" {_WORDS[kind]}", "")])
+        items.append([(f" {kind.value} " if color else kind.value, code), (f" {WORDS[kind]}", "")])
+    if outer:
+        label = outer[0].label
+        items.append([*_outer_cell(label, len(label) + 4, color), ("outside the loop", "")])
     notes = [". idle", "numbers: micro-batches"]
     if len(set(order.placement)) < order.num_stages:
         notes.append(f"{'other shade' if color else 'lower case'}: every second stage")

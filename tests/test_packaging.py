@@ -214,7 +214,8 @@ def unpacked_wheel(tmp_path_factory):
 
 
 def copy_sources(folder: Path, target: Path) -> None:
-    for file in (*folder.rglob("*.py"), *folder.rglob("py.typed"), *folder.rglob("*.md")):
+    patterns = ("*.py", "py.typed", "*.md", "*.css", "*.js")
+    for file in (file for pattern in patterns for file in folder.rglob(pattern)):
         (target / file.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
         (target / file.relative_to(folder)).write_bytes(file.read_bytes())
 
@@ -227,6 +228,12 @@ def test_wheel_holds_every_module(unpacked_wheel):
         expected.add(f"{name.replace('.', '/')}{init}.py")
     assert installed == expected
     assert (unpacked_wheel / "stagewright" / "py.typed").exists()
+
+
+def test_wheel_holds_what_pages_are_made_of(unpacked_wheel):
+    pictures = unpacked_wheel / "stagewright" / "pipelining" / "pictures"
+    for file in ("page.css", "page.js"):
+        assert (pictures / file).read_bytes() == (ROOT / "pipelining/pictures" / file).read_bytes()
 
 
 def test_wheel_imports_from_elsewhere(unpacked_wheel, tmp_path):

@@ -70,6 +70,16 @@ def by_name(text: str) -> Schedule:
     raise ValueError(_unknown(text, base))
 
 
+def all_names() -> tuple[str, ...]:
+    """Name every schedule once; one that takes a number of stages, with its usual number.
+
+    Example:
+        >>> [name for name in all_names() if "f1b" in name]
+        ['1f1b', 'eager1f1b']
+    """
+    return tuple(dict.fromkeys(by_name(name).name for name in (*_PLAIN, *_REPEATED)))
+
+
 def _unknown(text: str, base: str) -> str:
     names = [*_PLAIN, *(f"{name}:N" for name in _REPEATED)]
     near = difflib.get_close_matches(base, [*_PLAIN, *_REPEATED], n=1, cutoff=0.5)

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from stagewright.pipelining import drawing
-from stagewright.pipelining.actions import parse_order
-from stagewright.pipelining.drawing import draw_order
+from stagewright.pipelining.actions import parse_action, parse_order
+from stagewright.pipelining.drawing import draw_order, draw_timeline
 from stagewright.pipelining.schedules import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
-from stagewright.pipelining.timeline import Costs
+from stagewright.pipelining.timeline import Costs, OuterSpan, Span, Timeline, simulate_order
 
 SCHEDULES: list[Schedule] = [GPipe(), OneFOneB(), Interleaved1F1B(2), ZBH1()]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -88,6 +88,53 @@ def test_every_color_is_reset() -> None:
     picture = draw_order(Interleaved1F1B(3).order(2, 4), color=True, width=30)
     for line in picture.splitlines():
         assert line.count("\x1b[0m") * 2 == line.count("\x1b[")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("color", [False, True])
+def test_a_timeline_is_drawn_as_its_order(schedule: Schedule, color: bool) -> None:
+    order = schedule.order(3, 5)
+    costs = Costs(1, 2, 1, latency=1)
+    timeline = simulate_order(order, costs)
+    assert draw_timeline(timeline, color, 80) == draw_order(order, costs, color, 80)
+
+
+def in_seconds(factor: float) -> Timeline:
+    """1F1B's step as if measured, with work around the loop."""
+    planned = simulate_order(OneFOneB().order(3, 12))
+    spans = tuple(
+        Span(span.rank, span.action, (span.start + 2) * factor, (span.end + 2) * factor)
+        for span in planned.spans
+    )
+    end = (planned.makespan + 2) * factor
+    outer = (OuterSpan(0, "data", 0, 2 * factor), OuterSpan(2, "update", end, end + 9 * factor))
+    return Timeline(spans, 3, outer, unit="s")
+
+
+@pytest.mark.parametrize("factor", [1.7, 0.0031, 1e-7])
+@pytest.mark.parametrize("width", [30, 80, 200])
+@pytest.mark.parametrize("color", [False, True])
+def test_seconds_are_drawn_to_scale_over_the_whole_page(
+    factor: float, width: int, color: bool
+) -> None:
+    picture = draw_timeline(in_seconds(factor), color, width)
+    lines = ANSI.sub("", picture).splitlines()
+    assert max(map(len, lines)) == width
+    assert not any("…" in line for line in lines)
+    # A task is parted from the next by a blank, which is not written at the end of a line.
+    assert {len(row) for row in rows(picture)} <= {width, width - 1}
+
+
+def test_outer_work_has_its_name_where_there_is_room() -> None:
+    assert rows(draw_timeline(in_seconds(0.01), width=100))[2].endswith(".update=========")
+    assert "data=== outside the loop" in draw_timeline(in_seconds(0.01), width=100)
+
+
+def test_tasks_of_no_length_leave_the_others_where_they_are() -> None:
+    spans = (Span(0, parse_action("0F0"), 0.0, 0.0), Span(0, parse_action("0B0"), 0.0, 0.5))
+    assert rows(draw_timeline(Timeline(spans, 1, unit="s"), width=18)) == [
+        "rank 0  B0------- "[:17]
+    ]
 
 
 def test_doctests() -> None:

@@ -19,6 +19,7 @@ from stagewright.pipelining.schedules import (
     VMin,
     by_name,
 )
+from stagewright.pipelining.schedules.names import all_names
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,10 @@ def test_a_name_like_no_other_gets_the_list() -> None:
 def test_a_repeat_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="repeat of 1 or more"):
         by_name("interleaved:0")
+
+
+def test_each_schedule_is_listed_once_under_a_name_that_makes_it() -> None:
+    names = all_names()
+    assert len(set(names)) == len(names)
+    assert {"gpipe", "1f1b", "interleaved:2", "zbh1"} <= set(names)
+    assert [by_name(name).name for name in names] == list(names)
