@@ -212,6 +212,8 @@ class _TaskCode:
             rank,
             self.call,
             structs,
+            tuple(value.struct for value in self.task.exports)
+            + tuple(a.start.struct for a in self._accumulators),
             num_operations=len(self.task.operations),
             out_specs=(
                 *([None] * len(self.task.exports)),
@@ -319,6 +321,7 @@ class _OuterPart:
             segment.rank,
             lambda *args: evaluate(graph, args),
             tuple(value.struct for value in reads),
+            tuple(value.struct for value in exports),
             num_operations=len(segment.operations),
             out_specs=tuple(self._fixed.get(value) for value in exports),
         )

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-
 from stagewright.pipelining.assemble import (
     INDEX,
     OUTSIDE,
@@ -64,6 +62,7 @@ def allocate(drafts: Drafts, placement: Placement, interface: Interface) -> Prog
     return Program(
         ranks=tuple(rank.program(codes) for rank in ranks),
         codes=codes,
+        arguments=tuple(value.struct for value in interface.inputs),
         constants=constants,
         passed=_passed(interface),
         literals=_literals(interface),
@@ -244,7 +243,7 @@ def _fitting(code: Code, allowed: set[int]) -> tuple[int, ...]:
     if not allowed:
         return ()
     room: dict[Any, int] = {}
-    for out in jax.eval_shape(code.function, *code.inputs):
+    for out in code.outputs:
         kind = (out.shape, out.dtype)
         room[kind] = room.get(kind, 0) + 1
     chosen = []

@@ -24,6 +24,7 @@ class Code:
       rank: the rank that runs it.
       function: flat arrays to flat arrays; pure.
       inputs: shapes and dtypes of the arguments.
+      outputs: shapes and dtypes of the results.
       donate: positions of arguments whose buffers the results may take.
       num_operations: operations of the task, for the stage table.
       out_specs: how results are to be spread over the rank's devices, None where XLA may choose; empty for all None.
@@ -33,6 +34,7 @@ class Code:
     rank: int
     function: Callable[..., Sequence[Any]]
     inputs: tuple[jax.ShapeDtypeStruct, ...]
+    outputs: tuple[jax.ShapeDtypeStruct, ...]
     donate: tuple[int, ...] = ()
     num_operations: int = 0
     out_specs: tuple[PartitionSpec | None, ...] = ()
@@ -120,6 +122,7 @@ class Program:
     Attributes:
       ranks: one program a rank.
       codes: the functions that they run.
+      arguments: shape and dtype of each argument.
       constants: arrays that the step closes over (and micro-batch indices), by constant index.
       passed: results that are arguments unchanged, as (result index, argument index).
       literals: results that are constants, as (result index, value).
@@ -128,6 +131,7 @@ class Program:
 
     ranks: tuple[RankProgram, ...]
     codes: tuple[Code, ...]
+    arguments: tuple[jax.ShapeDtypeStruct, ...]
     constants: tuple[Any, ...]
     passed: tuple[tuple[int, int], ...]
     literals: tuple[tuple[int, Any], ...]

@@ -67,6 +67,8 @@ class Actor:
         self.rank = rank
         self.spans: list[tuple[int, float, float]] = []
         self.current = 0
+        self.count_bytes = False
+        self.live_bytes: list[int] = []
         self._program = program
         self._executables = executables
         self._in = channels_in
@@ -135,12 +137,20 @@ class Actor:
         self.spans = []
         for slot, array in inputs:
             slots[slot] = array
+        self.live_bytes = [self._count()] if self.count_bytes else []
         for position, step in enumerate(self._steps):
             self.current = position
             if abort.raised:
                 raise Aborted
             step(slots)
+            if self.count_bytes:
+                self.live_bytes.append(self._count())
         self.current = len(self._steps)
+
+    def _count(self) -> int:
+        """Bytes of the arrays in the slots that are still there; one over several devices counts once, whole."""
+        arrays = (array for array in self.slots if array is not None and not array.is_deleted())
+        return sum(int(array.nbytes) for array in arrays)
 
     def _clear(self) -> None:
         for slot in range(len(self.slots)):

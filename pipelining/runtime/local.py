@@ -145,6 +145,21 @@ class LocalRuntime:
             )
         return self._spans
 
+    @property
+    def count_bytes(self) -> bool:
+        """Whether ranks count the bytes that they hold; costs a look at every slot after every instruction."""
+        return self._actors[0].count_bytes
+
+    @count_bytes.setter
+    def count_bytes(self, on: bool) -> None:
+        for actor in self._actors:
+            actor.count_bytes = on
+
+    @property
+    def live_bytes(self) -> tuple[tuple[int, ...], ...]:
+        """Per rank, the bytes held at the start of the latest step and after each instruction, if counted."""
+        return tuple(tuple(actor.live_bytes) for actor in self._actors)
+
     def close(self) -> None:
         """End the actors' threads."""
         _stop_all(self._actors)
