@@ -25,6 +25,8 @@ class Figures:
 
     Args:
         bubble: idle share of all ranks' time, from 0 to 1; exact where the costs are.
+        holes: the part of it that lies between a rank's own first and last task: what the
+            zero-bubble papers count, since the rest can overlap with the next step.
         activations: the most that any rank holds at once, in units of one micro-batch over one
             rank's layers: schedules with one and with several stages per rank compare directly.
         transfers: values sent from rank to rank in a step, all of one task to one rank together.
@@ -32,6 +34,7 @@ class Figures:
     """
 
     bubble: Fraction
+    holes: Fraction
     activations: Fraction
     transfers: int
     makespan: Time
@@ -72,10 +75,17 @@ def figures(timeline: Timeline) -> Figures:
     peak = max(peak_activations(order), default=0)
     return Figures(
         bubble=timeline.bubble_fraction,
+        holes=_holes(timeline),
         activations=Fraction(peak * order.num_ranks, max(1, order.num_stages)),
         transfers=len(timeline.transfers) or len(list(links(timeline))),
         makespan=timeline.makespan,
     )
+
+
+def _holes(timeline: Timeline) -> Fraction:
+    waits = sum((timeline.holes(rank) for rank in range(timeline.num_ranks)), start=Fraction(0))
+    total = timeline.num_ranks * Fraction(timeline.makespan)
+    return max(Fraction(0), Fraction(waits) / total) if total else Fraction(0)
 
 
 def order_of(timeline: Timeline) -> Order:

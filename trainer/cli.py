@@ -1,4 +1,4 @@
-"""The command line: `stagewright train RECIPE [--field value ...]` and `stagewright recipes`.
+"""The command line: `stagewright train RECIPE`, `stagewright recipes`, `stagewright schedule NAME`.
 
 In: argv and the environment, which nothing else reads.  Out: an exit code: 0, 1 for an error with
 one clear message, 2 for wrong usage, 130 after Ctrl-C.  JAX is imported when a run starts, after
@@ -9,6 +9,7 @@ import difflib
 import importlib
 import inspect
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ usage: stagewright COMMAND ...
 
   train RECIPE [--FIELD VALUE ...]   train a model; `stagewright train RECIPE --help` lists fields
   recipes                            list the recipes
+  schedule NAME [--OPTION ...]       draw a pipeline schedule, compare all of them or check a file;
+                                     `stagewright schedule --help` lists options
 
   --debug    show where an error came from
   --version  print the version
@@ -47,7 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] == "--version":
         print(importlib.import_module("stagewright").__version__)
         return 0
-    commands: dict[str, Callable[[list[str]], None]] = {"train": _train, "recipes": _list_recipes}
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "train": _train,
+        "recipes": _list_recipes,
+        "schedule": _schedule,
+    }
     if words[0] not in commands:
         return _usage(f"there is no command {words[0]!r}.{_nearest(words[0], commands)}")
     return _guard(lambda: commands[words[0]](words[1:]), debug=debug)
@@ -85,6 +92,16 @@ def _list_recipes(words: list[str]) -> None:
     for name, recipe in _recipes().items():
         summary = (recipe.__doc__ or "").strip().splitlines()[0]
         print(f"{name:<16}{summary}")
+
+
+def _schedule(words: list[str]) -> None:
+    command = importlib.import_module("stagewright.trainer.schedule_command")
+    shown = sys.stdout.isatty()
+    screen = command.Screen(
+        width=shutil.get_terminal_size().columns if shown else None,
+        color=shown and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
+    )
+    raise SystemExit(command.run_schedule(words, screen))
 
 
 def _recipes() -> dict[str, Callable[[], RunConfig]]:

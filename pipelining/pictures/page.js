@@ -277,13 +277,17 @@ function hover(panel, event) {
   const tip = document.getElementById("tip");
   tip.hidden = !text;
   tip.textContent = text;
-  const left = event.clientX + 14 + tip.offsetWidth < innerWidth ? event.clientX + 14 : event.clientX - 14 - tip.offsetWidth;
-  tip.style.left = `${Math.max(0, left)}px`;
-  tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 4)}px`;
+  tip.style.left = `${beside(event.clientX, tip.offsetWidth, innerWidth)}px`;
+  tip.style.top = `${beside(event.clientY, tip.offsetHeight, innerHeight)}px`;
   if (hovered?.task !== task) {
     hovered = task ? { panel, task } : null;
     requestAnimationFrame(drawAll);
   }
+}
+
+// Where a tip begins: after the pointer, or before it where there is no room after it.
+function beside(pointer, size, room) {
+  return pointer + 16 + size < room ? pointer + 16 : Math.max(0, pointer - 16 - size);
 }
 
 // ---- moving the view

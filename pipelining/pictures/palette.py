@@ -25,7 +25,7 @@ OUTER = "#a9a9b3"
 """Colour of work outside the loop."""
 
 _HUES = {Kind.F: "#56b4e9", Kind.B: "#d98f0a", Kind.I: "#f2e85c", Kind.W: "#3fae8c"}
-_TOWARDS_WHITE = (0.0, 0.38, 0.6, 0.76)
+_TOWARDS_WHITE = (0.0, 0.28, 0.48, 0.62)
 
 
 def shades(kind: Kind) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def shades(kind: Kind) -> tuple[str, ...]:
 
     Example:
         >>> shades(Kind.F)
-        ('#56b4e9', '#96d0f1', '#bbe1f6', '#d6edfa')
+        ('#56b4e9', '#85c9ef', '#a7d8f4', '#bfe2f7')
     """
     channels = [int(_HUES[kind][at : at + 2], 16) for at in (1, 3, 5)]
     return tuple(

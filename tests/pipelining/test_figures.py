@@ -84,6 +84,12 @@ def test_known_transfers_are_counted_and_found() -> None:
     assert [link.transfer for link in links(timeline)] == [value]
 
 
+def test_holes_are_the_waits_within_a_ranks_own_work() -> None:
+    order = parse_order("1 micro-batch, stages on ranks 0 1\nrank 0: 0F0 0B0\nrank 1: 1F0 1B0")
+    got = figures(simulate_order(order))  # rank 0 waits 3 of 6 between its tasks, rank 1 around its
+    assert (got.holes, got.bubble) == (Fraction(3, 12), Fraction(6, 12))
+
+
 def test_nothing_has_figures_too() -> None:
     got = figures(Timeline((), 2))
     assert (got.bubble, got.activations, got.transfers, got.makespan) == (0, 0, 0, 0)
