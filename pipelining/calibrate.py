@@ -6,7 +6,6 @@ transfers, the links' speed, is left at what the caller says.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from statistics import median
 from typing import TypeVar
 
 from stagewright.pipelining.simulate import ProgramCosts
@@ -54,4 +53,9 @@ def _medians(durations: Iterable[tuple[Key, Time]]) -> Mapping[Key, Time]:
     by_key: dict[Key, list[Time]] = {}
     for key, duration in durations:
         by_key.setdefault(key, []).append(duration)
-    return {key: median(values) for key, values in by_key.items()}
+    return {key: _median(values) for key, values in by_key.items()}
+
+
+def _median(values: list[Time]) -> Time:
+    """The middle one, or the upper of the two in the middle: always one that was measured."""
+    return sorted(values)[len(values) // 2]

@@ -181,6 +181,10 @@ class RunConfig:
     log_every: int = 10
     """Print a line every so many steps."""
 
+    profile_steps: str | None = None
+    """Draw these steps, as 10:13 (10, 11 and 12): what was planned above what was measured, in the
+    run's folder under profile/."""
+
     eval_batches: int = 8
     """Batches of held-out text to evaluate on at the end; 0 for none."""
 

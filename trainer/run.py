@@ -21,6 +21,7 @@ from stagewright.trainer.data import TextBatches, heldout_batches
 from stagewright.trainer.generate import generate
 from stagewright.trainer.loggers import ConsoleLogger, JsonlLogger
 from stagewright.trainer.optimizers import build_optimizer
+from stagewright.trainer.profiling import StepProfile
 from stagewright.trainer.trainer import FitResult, Trainer
 
 
@@ -74,6 +75,9 @@ def _build_trainer(config: RunConfig, folder: pathlib.Path, recipe: str) -> Trai
         loggers=(ConsoleLogger(config.log_every), JsonlLogger(folder / "metrics.jsonl")),
         checkpoints=Checkpoints(folder / "checkpoints", overwrite=config.overwrite),
         settings={"recipe": recipe, **dataclasses.asdict(config)},
+        profile=StepProfile.parse(config.profile_steps, folder / "profile")
+        if config.profile_steps
+        else None,
     )
 
 

@@ -29,6 +29,7 @@ from stagewright.trainer.evaluation import Evaluator, on_one_device
 from stagewright.trainer.interrupts import InterruptGuard
 from stagewright.trainer.loggers import Logger, LoggerGroup
 from stagewright.trainer.microbatches import MicrobatchSplit, leaf_names
+from stagewright.trainer.profiling import StepProfile, StepProfiler
 from stagewright.trainer.reports import StepReporter
 from stagewright.trainer.run_info import RunInfo
 from stagewright.trainer.state import TrainState
@@ -87,6 +88,7 @@ class Trainer:
         loggers: Sequence[Logger] = (),
         checkpoints: Checkpoints | None = None,
         settings: Mapping[str, Any] | None = None,
+        profile: StepProfile | None = None,
     ) -> None:
         """Learn what the model is; nothing is allocated or compiled yet.
 
@@ -105,6 +107,7 @@ class Trainer:
           loggers: told of each step; see `loggers.py`.
           checkpoints: where to save at the end of a `fit`, or None.
           settings: the run's configuration, for loggers.
+          profile: steps to draw, planned above measured, and where to; None for none.
 
         Raises:
           ValueError: if the engine cannot use this mesh, the layers cannot be dealt to its stages,
@@ -124,6 +127,7 @@ class Trainer:
         self._loggers = LoggerGroup(loggers)
         self._checkpoints = checkpoints
         self._settings = dict(settings or {})
+        self._profiler = None if profile is None else StepProfiler(profile)
         self._steps: dict[Any, CompiledStep] = {}
         self._compiled: CompiledStep | None = None
         self._state: TrainState | None = None
@@ -180,6 +184,8 @@ class Trainer:
         state, self._state, self._lost = self._state, None, f"step {step} failed and took it along"
         self._state, metrics = compiled(state, cut)
         reporter.submit(step, metrics, compiled)
+        if self._profiler is not None:
+            self._profiler.take(step, compiled)
 
     def _compile_for(self, cut: Batch) -> CompiledStep:
         """The compiled step for this shape of batch, with the state placed for it."""

@@ -5,7 +5,7 @@ decides where and in what order things run; it never decides what is computed: e
 `jax.jit(step)`.  The engines themselves live one a file beside this one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,6 +72,9 @@ class CompiledStep(Protocol):
     @property
     def last_timeline(self) -> Timeline | None:
         """What ran when in the latest finished step, in seconds, or None where that is not measured."""
+
+    def plan_timeline(self, measured: Sequence[Timeline]) -> Timeline | None:
+        """What the plan makes of the costs measured in some of its steps, or None where there is no plan."""
 
     def init(self) -> State:
         """Create the state, each leaf on the devices that will read it."""

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec, Sharding
 
 from stagewright.nn.axes import AxisRules, default_axis_rules
 from stagewright.nn.partition import Partition, Uniform
+from stagewright.pipelining.calibrate import measured_costs
 from stagewright.pipelining.engines.birth import create
 from stagewright.pipelining.engines.engine import (
     Batch,
@@ -28,6 +29,7 @@ from stagewright.pipelining.mesh import MeshSpec, rank_meshes
 from stagewright.pipelining.mpmd_jit import CompiledFunction, MpmdFunction
 from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT, RunSpan
 from stagewright.pipelining.schedules import OneFOneB, Schedule
+from stagewright.pipelining.simulate import simulate_program
 from stagewright.pipelining.specs import sharding_on, spread_over
 from stagewright.pipelining.timeline import OuterSpan, Span, Timeline, simulate_order
 
@@ -135,6 +137,10 @@ class MpmdStep:
     def last_timeline(self) -> Timeline | None:
         """What ran when in the latest step, in seconds."""
         return _measured(self._latest.runtime.spans, len(self._meshes))
+
+    def plan_timeline(self, measured: Sequence[Timeline]) -> Timeline:
+        """Simulate the program with the costs measured in some of its steps."""
+        return simulate_program(self._latest.plan.program, measured_costs(measured))
 
     def init(self) -> State:
         """Create the state, each leaf on the devices that read it."""

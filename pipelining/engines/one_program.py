@@ -6,7 +6,7 @@ traced.  Out: a compiled step, which compiles again only when a batch of a new s
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,6 +127,11 @@ class OneProgramStep:
             stages=(_row(self._state, layout.mesh, num_equations),),
             compile_seconds=time.perf_counter() - began,
         )
+
+    def plan_timeline(self, measured: Sequence[Timeline]) -> Timeline | None:
+        """None: there is no plan."""
+        del measured
+        return None
 
     def init(self) -> State:
         """Create the state where it belongs, with the values that it has under every engine."""
