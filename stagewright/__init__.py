@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         DualPipeV,
         Eager1F1B,
         GPipe,
+        GridSchedule,
         HanayoWaves,
         Interleaved1F1B,
         LoopedBFS,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         VHalf,
         VMin,
     )
+    from stagewright.pipelining.schedules.generated import schedule
     from stagewright.trainer.loggers import ConsoleLogger, JsonlLogger
     from stagewright.trainer.trainer import Trainer
 
@@ -54,6 +56,7 @@ __all__ = [
     "Eager1F1B",
     "Explicit",
     "GPipe",
+    "GridSchedule",
     "HanayoWaves",
     "Interleaved1F1B",
     "JsonlLogger",
@@ -79,6 +82,7 @@ __all__ = [
     "nn",
     "pipeline_yield",
     "recipes",
+    "schedule",
     "shard",
 ]
 
@@ -106,6 +110,8 @@ _HOMES = {
     "Uniform": "stagewright.nn.partition",
     # Schedules
     "GPipe": "stagewright.pipelining.schedules",
+    "GridSchedule": "stagewright.pipelining.schedules",
+    "schedule": "stagewright.pipelining.schedules.generated",
     "Interleaved1F1B": "stagewright.pipelining.schedules",
     "OneFOneB": "stagewright.pipelining.schedules",
     "Schedule": "stagewright.pipelining.schedules",

@@ -11,9 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from stagewright.pipelining.actions import Order, parse_order
+from stagewright.pipelining.actions import Order
 from stagewright.pipelining.errors import ScheduleError
 from stagewright.pipelining.orders import validate_order
+from stagewright.pipelining.schedules.grid import read_order
 from stagewright.pipelining.schedules.names import by_name
 from stagewright.pipelining.schedules.schedule import Schedule
 from stagewright.pipelining.timeline import Costs, Timeline, simulate_order
@@ -106,7 +107,7 @@ def read(path: str) -> NamedOrder:
     except UnicodeDecodeError:
         raise CommandError(f"cannot read {path}: it is not UTF-8 text") from None
     try:
-        return NamedOrder(Path(path).name, parse_order(text))
+        return NamedOrder(Path(path).name, read_order(text))
     except ValueError as error:
         raise CommandError(f"{path} is not an order: {error}", code=1) from None
 

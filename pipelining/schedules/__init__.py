@@ -8,7 +8,9 @@ from stagewright.pipelining.schedules.bfs import LoopedBFS as LoopedBFS
 from stagewright.pipelining.schedules.dfs import LoopedDFS as LoopedDFS
 from stagewright.pipelining.schedules.dualpipev import DualPipeV as DualPipeV
 from stagewright.pipelining.schedules.eager import Eager1F1B as Eager1F1B
+from stagewright.pipelining.schedules.generated import GeneratedSchedule as GeneratedSchedule
 from stagewright.pipelining.schedules.gpipe import GPipe as GPipe
+from stagewright.pipelining.schedules.grid import GridSchedule as GridSchedule
 from stagewright.pipelining.schedules.hanayo import HanayoWaves as HanayoWaves
 from stagewright.pipelining.schedules.interleaved import Interleaved1F1B as Interleaved1F1B
 from stagewright.pipelining.schedules.names import by_name as by_name

@@ -12,6 +12,7 @@ from stagewright.pipelining.schedules.dfs import LoopedDFS
 from stagewright.pipelining.schedules.dualpipev import DualPipeV
 from stagewright.pipelining.schedules.eager import Eager1F1B
 from stagewright.pipelining.schedules.gpipe import GPipe
+from stagewright.pipelining.schedules.grid import GridSchedule
 from stagewright.pipelining.schedules.hanayo import HanayoWaves
 from stagewright.pipelining.schedules.interleaved import Interleaved1F1B
 from stagewright.pipelining.schedules.one_f_one_b import OneFOneB
@@ -50,7 +51,8 @@ def by_name(text: str) -> Schedule:
     Args:
         text: ``gpipe``, ``1f1b``, ``eager1f1b``, ``zbh1``, ``zbh2``, ``zbv``, ``vhalf``, ``vmin``
             or ``dualpipev``; ``interleaved:N``, ``bfs:N`` (also ``circular:N``) or ``dfs:N`` with N
-            stages per rank (without ``:N``: 2); or ``hanayo:N`` with N waves of two stages (1).
+            stages per rank (without ``:N``: 2); ``hanayo:N`` with N waves of two stages (1); or
+            ``csv:PATH``, a file with an order (grid.py).
 
     Returns:
         The schedule.
@@ -62,6 +64,8 @@ def by_name(text: str) -> Schedule:
         >>> by_name("interleaved:4")
         Interleaved1F1B(repeat=4)
     """
+    if text.strip().startswith("csv:"):
+        return GridSchedule.from_file(text.strip().removeprefix("csv:"))
     base, colon, repeat = text.strip().lower().partition(":")
     if base in _PLAIN and not colon:
         return _PLAIN[base]()
