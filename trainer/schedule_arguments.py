@@ -30,8 +30,8 @@ _NUMBER = re.compile(
 COST_FIELDS = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 """The letter of each kind in `--costs`, and its field of `Costs`."""
 
-SUFFIXES = (".svg", ".html", ".json", ".txt")
-"""What `--out` writes: pictures, a trace, and the order itself."""
+SUFFIXES = (".svg", ".html", ".json", ".csv", ".txt")
+"""What `--out` writes: pictures, a trace, and the order itself as a grid or as text."""
 
 
 class CommandError(Exception):
@@ -65,7 +65,7 @@ def parse_drawing(words: Sequence[str]) -> argparse.Namespace:
         type=_out,
         metavar="FILE",
         help="write FILE: .svg or .html for a picture, .json for a trace that ui.perfetto.dev "
-        "opens, .txt for the order; may be given several times",
+        "opens, .csv or .txt for the order; may be given several times",
     )
     parser.add_argument(
         "--compare",

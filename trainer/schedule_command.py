@@ -18,6 +18,7 @@ from stagewright.pipelining.actions import Order
 from stagewright.pipelining.drawing import draw_timeline
 from stagewright.pipelining.figures import Figures, figures
 from stagewright.pipelining.pictures import to_html, to_perfetto, to_svg
+from stagewright.pipelining.schedules.grid import write_csv
 from stagewright.pipelining.schedules.names import all_names
 from stagewright.pipelining.timeline import Costs, Time, Timeline
 from stagewright.trainer.schedule_arguments import (
@@ -115,6 +116,7 @@ def _write(
         ".svg": lambda: to_svg(timelines[0][1], timelines[0][0], *timelines[1:]),
         ".html": lambda: to_html(timelines),
         ".json": lambda: to_perfetto(timelines),
+        ".csv": lambda: write_csv(_only(path, orders)),
         ".txt": lambda: f"{_only(path, orders)}\n",
     }
     try:
@@ -179,8 +181,8 @@ def _print_table(rows: Sequence[tuple[NamedOrder, Figures]], title: str, screen:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("schedule", title=title, title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("stages a rank", "bubble", "holes", "activations", "transfers", "step"):
+    table = Table("schedule", title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("stages/rank", "bubble", "holes", "activations", "transfers", "step"):
         table.add_column(heading, justify="right", no_wrap=True)
     for named, got in rows:
         order = named.order

@@ -4,6 +4,7 @@ In: what the command line calls a schedule.  Out: its order, checked, with a tit
 `CommandError` with the message to print and the exit code.
 """
 
+import csv
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from stagewright.trainer.schedule_arguments import COST_FIELDS, CommandError
 RANKS, MICROBATCHES = 4, 8
 """Sizes where the command line gives none."""
 
-_FILES = (".csv", ".txt")
+_FILE = "csv:"  # how a recipe writes that a file holds its schedule
+_SUFFIXES = (".csv", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,12 @@ def load(words: Sequence[str], ranks: int | None, microbatches: int | None) -> l
 
 def _is_file(word: str) -> bool:
     """Whether a word means a file: names of schedules come first."""
+    if word.startswith(_FILE):
+        return True
     try:
         by_name(word)
     except ValueError:
-        return Path(word).suffix in _FILES or Path(word).is_file() or "/" in word
+        return Path(word).suffix in _SUFFIXES or Path(word).is_file() or "/" in word
     return False
 
 
@@ -90,25 +94,29 @@ def find(name: str) -> Schedule:
     """
     try:
         return by_name(name)
-    except ValueError as error:
+    except (OSError, ValueError) as error:  # `csv:PATH` reads a file
         raise CommandError(str(error)) from None
 
 
 def read(path: str) -> NamedOrder:
     """The order in a file, legal or not.
 
+    Args:
+      path: of a CSV grid, or of text as orders print; `csv:` may stand before it.
+
     Raises:
       CommandError: the file cannot be read, or holds something else (exit code 1).
     """
+    path = path.removeprefix(_FILE)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # spreadsheets write a mark first
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise CommandError(f"cannot read {path}: it is not UTF-8 text") from None
     try:
         return NamedOrder(Path(path).name, read_order(text))
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         raise CommandError(f"{path} is not an order: {error}", code=1) from None
 
 

@@ -75,7 +75,7 @@ def test_two_schedules_share_a_ranks_costs(capsys) -> None:
     assert second == f"interleaved:2\n{finer}\n"
 
 
-@pytest.mark.parametrize("suffix", ["svg", "html", "json", "txt"])
+@pytest.mark.parametrize("suffix", ["svg", "html", "json", "csv", "txt"])
 def test_files_are_written(suffix: str, tmp_path: Path, capsys) -> None:
     path = tmp_path / f"x.{suffix}"
     assert schedule("zbh1", "--ranks", "2", "--out", str(path)) == 0
@@ -88,7 +88,7 @@ def test_files_are_written(suffix: str, tmp_path: Path, capsys) -> None:
         assert len(slices) == 3 * 2 * 8
     else:
         assert text.startswith(
-            {"html": "<!doctype html>", "txt": "8 micro-batches, stages"}[suffix]
+            {"html": "<!doctype html>", "csv": "0F0,", "txt": "8 micro-batches, stages"}[suffix]
         )
 
 
@@ -100,12 +100,14 @@ def test_several_files_hold_both_schedules(tmp_path: Path) -> None:
         assert all(name in file.read_text(encoding="utf-8") for name in ("1f1b", "zbh1"))
 
 
-def test_a_file_is_drawn_as_the_schedule_it_came_from(tmp_path: Path, capsys) -> None:
-    path = tmp_path / "mine.txt"
+@pytest.mark.parametrize("suffix", ["csv", "txt"])
+def test_a_file_is_drawn_as_the_schedule_it_came_from(suffix, tmp_path: Path, capsys) -> None:
+    path = tmp_path / f"mine.{suffix}"
     assert schedule("interleaved:2", "--ranks", "3", "--out", str(path)) == 0
     capsys.readouterr()
-    assert schedule(str(path)) == 0
-    assert capsys.readouterr().out == draw_order(by_name("interleaved:2").order(3, 8)) + "\n"
+    for word in (str(path), f"csv:{path}"):
+        assert schedule(word) == 0
+        assert capsys.readouterr().out == draw_order(by_name("interleaved:2").order(3, 8)) + "\n"
     assert schedule("interleaved:2", "--versus", str(path)) == 0  # takes the file's sizes
     first, second = capsys.readouterr().out.rstrip().split("\n\n")[1:]
     assert first.splitlines()[1:] == second.splitlines()[1:]
@@ -137,6 +139,13 @@ def test_the_table_holds_the_timelines_figures_of_every_schedule(capsys) -> None
     assert rows["1f1b"][1:4:2] == ["22.6%", "8"]
     assert rows["interleaved:2"][1:4:2] == ["12.7%", "11.5"]
     assert rows["zbh1"][1:4:2] == ["8.9%", "8"]
+
+
+def test_the_table_fits_a_terminal_of_80_columns(capsys) -> None:
+    assert schedule("--compare", "all", screen=Screen(width=80)) == 0
+    shown = capsys.readouterr().out.partition("holes: ")[0]
+    assert "…" not in shown
+    assert list(table(shown)) == list(all_names())
 
 
 def test_some_can_be_compared_under_other_costs(capsys) -> None:
@@ -211,6 +220,25 @@ def test_an_illegal_order_is_shown_and_ends_with_1(before, tmp_path: Path, capsy
     assert len(told.splitlines()) <= 15
 
 
+def test_a_grid_is_checked_as_its_text_is(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "two.csv"
+    path.write_text("0F0,0F1,,,0B0,,0B1\n,1F0,1B0,,1F1,1B1\n", encoding="utf-8-sig")
+    assert schedule("check", str(path), "--max-bubble", "1/3") == 0
+    assert "two.csv is legal: 2 ranks, 2 stages, 2 micro-batches" in capsys.readouterr().out
+    path.write_text("0F0,0F1,0B0,0B1\n1B0,1F0,1F1,1B1\n")
+    assert schedule("check", str(path)) == 1
+    assert "two.csv is not legal: the order cannot run" in capsys.readouterr().err
+    path.write_text("0F0,0X1\n")
+    assert schedule("check", str(path)) == 1
+    assert "two.csv is not an order: line 1 (rank 0), column 2: " in capsys.readouterr().err
+
+
+def test_a_file_of_one_endless_cell_is_no_order(tmp_path: Path, capsys) -> None:
+    (tmp_path / "x.csv").write_text("0" * 200_000)
+    assert schedule("check", str(tmp_path / "x.csv")) == 1
+    assert "x.csv is not an order: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["", "rank 0: 0F0", TWO.replace("0F1", "0X1")])
 def test_a_file_with_something_else_ends_with_1(text: str, tmp_path: Path, capsys) -> None:
     path = tmp_path / "bad.txt"
@@ -246,8 +274,11 @@ def test_a_file_with_something_else_ends_with_1(text: str, tmp_path: Path, capsy
         ("1f1b --out x", "got 'x'"),
         ("1f1b --out /no/such/folder/x.svg", "cannot write /no/such/folder/x.svg: No such file"),
         ("1f1b --versus zbh1 --out x.txt", "x.txt can hold one schedule"),
+        ("1f1b --versus zbh1 --out x.csv", "x.csv can hold one schedule"),
         ("1f1b --versus gpip", "Did you mean 'gpipe'?"),
         ("--compare 1f1b,gpip", "Did you mean 'gpipe'?"),
+        ("--compare 1f1b,csv:mine.csv", "No such file or directory: 'mine.csv'"),
+        ("csv:mine.csv", "cannot read mine.csv: No such file"),
         ("--compare 1f1b,,zbh1", "expected a schedule's name, got ''"),
         ("1f1b --compare all", "it takes no schedule"),
         ("mine.txt", "cannot read mine.txt: No such file"),
