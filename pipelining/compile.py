@@ -110,6 +110,11 @@ def compile_step(
 def make_order(schedule: Schedule, num_ranks: int, num_microbatches: int) -> Order:
     """Ask the schedule for its order, and check it."""
     order = schedule.order(num_ranks, num_microbatches)
+    if not isinstance(order, Order):
+        raise ScheduleError(
+            f"{schedule.name}.order must return an Order (see pipelining/actions.py, or write the schedule with the "
+            f"decorator sw.schedule()), got {type(order).__name__}"
+        )
     if (order.num_ranks, order.num_microbatches) != (num_ranks, num_microbatches):
         raise ScheduleError(
             f"{schedule.name} was asked for {num_ranks} ranks and {num_microbatches} micro-batches, but its order has "

@@ -51,7 +51,8 @@ def find_marks(
     if num_segments < num_stages:
         raise StageError(
             f"the schedule needs {num_stages} stages, but the model has {len(forward)} stage marks and so at most "
-            f"{num_segments} stages; call pipeline_yield {num_stages - 1} times, or choose a schedule and mesh with "
+            f"{num_segments} stages; make its layers with self.layers, call pipeline_yield between stages "
+            f"({num_stages - 1} in all), or choose a schedule and mesh with "
             f"{num_segments} stages"
         )
     groups = partition.split(num_stages, num_segments, costs=costs)

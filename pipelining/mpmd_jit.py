@@ -21,6 +21,7 @@ from stagewright.pipelining.layout import Layout
 from stagewright.pipelining.mesh import MeshSpec, rank_meshes
 from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT, LocalRuntime
 from stagewright.pipelining.schedules import Schedule
+from stagewright.pipelining.schedules.schedule import check_schedule
 from stagewright.pipelining.specs import make_spec
 
 Respec: TypeAlias = Callable[[Any, PartitionSpec, tuple[int, ...]], PartitionSpec]
@@ -136,9 +137,9 @@ def mpmd_jit(
     mesh: MeshSpec,
     schedule: Schedule,
     partition: Partition | None = None,
-    donate_argnums: Sequence[int] = (),
-    static_argnums: Sequence[int] = (),
-    static_argnames: Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
     timeout: float = DEFAULT_TIMEOUT,
     post_validation: bool = False,
     rules: AxisRules | None = None,
@@ -204,9 +205,9 @@ def mpmd_jit(
         mesh,
         schedule,
         partition or Uniform(),
-        donate_argnums,
-        static_argnums,
-        static_argnames,
+        _sequence(donate_argnums),
+        _sequence(static_argnums),
+        _sequence(static_argnames),
         timeout,
         post_validation,
         rules,
@@ -214,9 +215,15 @@ def mpmd_jit(
     )
 
 
+def _sequence(given: Any) -> tuple[Any, ...]:
+    """One number or name stands for itself, as under `jax.jit`."""
+    return (given,) if isinstance(given, (int, str)) else tuple(given)
+
+
 def _check_mesh(mesh: MeshSpec, schedule: Schedule) -> None:
-    if not isinstance(schedule, Schedule):
-        raise ValueError(f"schedule must be a Schedule such as OneFOneB(), got {schedule!r}")
+    if not isinstance(mesh, MeshSpec):
+        raise ValueError(f"mesh must be a MeshSpec such as MeshSpec(pipe=2), got {mesh!r}")
+    check_schedule(schedule)
     num_stages = schedule.num_stages(mesh.pipe)
     if num_stages < mesh.pipe:
         raise ValueError(

@@ -27,7 +27,7 @@ CONTEXT = 2048
 def gpt3_nano() -> RunConfig:
     """A small byte-level GPT on Python's own source text, in two pipeline stages.
 
-    842,496 parameters; half a million bytes of text.  Without an accelerator the two devices are
+    842,496 parameters; 240 steps read half a million bytes.  Without an accelerator the two devices are
     simulated on the CPU.
 
     Command: `stagewright train gpt3-nano`

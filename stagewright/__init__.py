@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stagewright.nn.partition import Balanced, Explicit, Uniform
     from stagewright.nn.yields import pipeline_yield
     from stagewright.pipelining.accumulate import accumulate_grads
+    from stagewright.pipelining.drawing import draw_order
     from stagewright.pipelining.engines import MpmdEngine, SingleProgramEngine, SpmdEngine
     from stagewright.pipelining.mesh import MeshSpec
     from stagewright.pipelining.mpmd_jit import mpmd_jit
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         VMin,
     )
     from stagewright.pipelining.schedules.generated import schedule
+    from stagewright.trainer.checkpoints import Checkpoints
     from stagewright.trainer.loggers import ConsoleLogger, JsonlLogger
     from stagewright.trainer.trainer import Trainer
 
@@ -51,6 +53,7 @@ __all__ = [
     "ZBV",
     "AxisRules",
     "Balanced",
+    "Checkpoints",
     "ConsoleLogger",
     "DualPipeV",
     "Eager1F1B",
@@ -78,6 +81,7 @@ __all__ = [
     "VHalf",
     "VMin",
     "accumulate_grads",
+    "draw_order",
     "mpmd_jit",
     "nn",
     "pipeline_yield",
@@ -111,6 +115,7 @@ _HOMES = {
     # Schedules
     "GPipe": "stagewright.pipelining.schedules",
     "GridSchedule": "stagewright.pipelining.schedules",
+    "draw_order": "stagewright.pipelining.drawing",
     "schedule": "stagewright.pipelining.schedules.generated",
     "Interleaved1F1B": "stagewright.pipelining.schedules",
     "OneFOneB": "stagewright.pipelining.schedules",
@@ -130,6 +135,7 @@ _HOMES = {
     "SingleProgramEngine": "stagewright.pipelining.engines",
     "SpmdEngine": "stagewright.pipelining.engines",
     # Training
+    "Checkpoints": "stagewright.trainer.checkpoints",
     "ConsoleLogger": "stagewright.trainer.loggers",
     "JsonlLogger": "stagewright.trainer.loggers",
     "Trainer": "stagewright.trainer.trainer",

@@ -5,6 +5,7 @@ allocating one array. Training, evaluation and generation all get their models f
 they cannot disagree on what the model is.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,16 @@ def abstract_model(make: MakeModel, *, seed: int) -> Any:
     Raises:
       TypeError: if `make` does not return an NNX module with a method `loss`.
     """
+    if isinstance(make, nnx.Module) or not callable(make):
+        raise TypeError(
+            f"model must be a constructor, called with nnx.Rngs, got {type(make).__name__}; write "
+            "model=lambda rngs: Net(rngs=rngs), so that parameters are born on their own stage"
+        )
+    if isinstance(make, type) and _wants_rngs_by_name(make):
+        raise TypeError(
+            f"model is called as model(rngs), but {make.__name__} takes rngs by name; write "
+            f"model=lambda rngs: {make.__name__}(rngs=rngs)"
+        )
     model = nnx.eval_shape(lambda: make(nnx.Rngs(seed)))
     if not isinstance(model, nnx.Module) or not callable(getattr(model, "loss", None)):
         raise TypeError(
@@ -96,6 +107,14 @@ def abstract_model(make: MakeModel, *, seed: int) -> Any:
             f"over tokens, number of tokens, metrics), got {type(model).__name__}"
         )
     return model
+
+
+def _wants_rngs_by_name(make: type) -> bool:
+    constructor: Any = vars(make).get(
+        "__init__", make
+    )  # a metaclass hides the class's own signature
+    parameter = inspect.signature(constructor).parameters.get("rngs")
+    return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def _build(make: MakeModel, seed: int, layers_per_stage: tuple[int, ...] | None) -> Any:

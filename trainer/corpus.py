@@ -65,7 +65,7 @@ def read_corpus(
     if not text.size:
         raise ValueError(f"found no text in {root.absolute()}: no file there is non-empty UTF-8")
     end = text.size - int(text.size * heldout_fraction)
-    source = f"{root} ({len(parts)} files, {text.size / 1e6:.1f} MB)"
+    source = f"{root} ({len(parts)} file{'s'[: len(parts) > 1]}, {_size(text.size)})"
     return Corpus(training=text[:end], heldout=text[end:], source=source)
 
 
@@ -108,3 +108,7 @@ def _text(file: pathlib.Path, max_bytes: int) -> bytes:
     except OSError:
         return b""
     return b"" if b"\0" in content else content
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"

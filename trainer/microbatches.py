@@ -186,6 +186,8 @@ def _array(leaf: Any) -> Any:
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         return leaf
     leaf = np.asarray(leaf)
+    if leaf.dtype.kind not in "biufc" and not jax.dtypes.issubdtype(leaf.dtype, np.generic):
+        raise ValueError(f"a batch holds arrays of numbers, got {leaf.dtype} {leaf!r:.60}")
     return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
 
 

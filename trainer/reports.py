@@ -4,7 +4,9 @@ In: each step's metrics, as arrays that may not be computed yet.  Out: Python nu
 and rates added, once the next step is under way; so nobody waits for a step but the next report.
 """
 
+import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +37,7 @@ class StepReporter:
         self.latest: dict[str, float] = {}
         self._log = log
         self._pending: _Pending | None = None
+        self._warned = False
         self._ended = time.perf_counter()
 
     def submit(self, step: int, metrics: Mapping[str, Any], compiled: CompiledStep) -> None:
@@ -52,9 +55,22 @@ class StepReporter:
         self._pending = None
         values = to_numbers(held.metrics)
         values.update(self._rates(values, held))
+        self._watch(held.step, values["loss"])
         self.losses.append(values["loss"])
         self.latest = values
         self._log(held.step, values)
+
+    def _watch(self, step: int, loss: float) -> None:
+        """Warn of the first loss that is no number: what follows cannot be trusted."""
+        if math.isfinite(loss) or self._warned:
+            return
+        self._warned = True
+        before = f"; the last good one was {self.losses[-1]:.4g}" if self.losses else ""
+        message = (
+            f"the loss of step {step} is {loss}{before}. Parameters from here on are not to be "
+            "trusted: stop with Ctrl-C, and look at the data, the learning rate or the clipping"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     def restart_clock(self) -> None:
         """Leave the time up to now out of the next step's: something else than a step took it."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from stagewright.pipelining.mesh import rank_meshes
 from stagewright.trainer.checkpoints import Checkpoints
 from stagewright.trainer.config import RunConfig
 from stagewright.trainer.corpus import Corpus, read_corpus
@@ -57,6 +58,11 @@ def run(config: RunConfig, *, recipe: str, changed: Mapping[str, tuple[Any, Any]
     for name, (before, now) in changed.items():
         console.print(f"changed   {name}: {before} -> {now}", markup=False)
     console.print(f"text      {corpus.source}", markup=False)
+    if config.optimizer.warmup_steps >= config.steps:
+        console.print(
+            f"warm-up   cut from {config.optimizer.warmup_steps} to {config.steps - 1} steps, for "
+            f"the run has {config.steps}"
+        )
     console.print("compiling the step ...")
     began = time.perf_counter()
     result = trainer.fit(batches, config.steps)
@@ -90,6 +96,9 @@ def _check(config: RunConfig) -> None:
             f"--data.length is {config.data.length} bytes, but the model's --model.context is "
             f"{context}; make the one shorter or the other longer"
         )
+    if config.sample.length and not config.sample.prompt:
+        raise ValueError("--sample.prompt needs at least one byte; or set --sample.length 0")
+    rank_meshes(config.mesh.build())  # refuses more devices than there are
     if config.data.batch % config.engine.microbatches:
         raise ValueError(
             f"--data.batch {config.data.batch} does not divide into --engine.microbatches "
@@ -142,7 +151,8 @@ def _show_results(
     folder: pathlib.Path,
 ) -> None:
     loss = sum(result.losses[-10:]) / len(result.losses[-10:])
-    console.print(f"loss      {result.losses[0]:.3f} -> {loss:.3f} nats per byte (last 10 steps)")
+    last = f"last {min(10, len(result.losses))} steps"
+    console.print(f"loss      {result.losses[0]:.3f} -> {loss:.3f} nats per byte ({last})")
     heldout = list(
         heldout_batches(
             corpus.heldout,
@@ -151,6 +161,8 @@ def _show_results(
             limit=config.eval_batches,
         )
     )
+    if config.eval_batches and not heldout:
+        console.print("held out  nothing: the text is too short for a batch of it")
     if heldout:
         console.print(f"held out  {trainer.evaluate(heldout)['loss']:.3f} nats per byte")
     if config.sample.length:

@@ -112,8 +112,9 @@ class Trainer:
         Raises:
           ValueError: if the engine cannot use this mesh, the layers cannot be dealt to its stages,
             or `params` does not fit the model.
-          TypeError: if `model` does not make a module with a method `loss`.
+          TypeError: if `model` does not make a module with a method `loss`, or a part is of another kind.
         """
+        _check_parts(optimizer, engine, mesh)
         self._mesh = mesh or MeshSpec()
         self._engine = engine
         self._split = MicrobatchSplit(
@@ -154,8 +155,13 @@ class Trainer:
           KeyboardInterrupt: after Ctrl-C, once the current step has ended and, with `checkpoints`,
             its state is saved.  A second Ctrl-C ends at once.
         """
-        if steps < 1:
-            raise ValueError(f"fit needs at least 1 step, got {steps}")
+        if steps < 1 or steps != int(steps):
+            raise ValueError(f"fit needs a whole number of steps, at least 1, got {steps!r}")
+        if isinstance(data, Mapping):
+            raise ValueError(
+                "fit needs batches, one after another, but data is a single mapping with "
+                f"{list(data)[:4]}; pass [batch], or an iterator that yields batches"
+            )
         batches = _at_least_one(data)
         cut = self._split(next(batches))
         self._prepare_checkpoints()
@@ -165,7 +171,9 @@ class Trainer:
         self._loggers.start(self._info(before + 1, before + steps))
         try:
             with InterruptGuard() as interrupt:
-                for step, batch in enumerate(itertools.islice(batches, steps), start=before + 1):
+                for step, batch in enumerate(
+                    itertools.islice(batches, int(steps)), start=before + 1
+                ):
                     self._take_step(step, batch, reporter)
                     if interrupt.requested:
                         break
@@ -337,6 +345,18 @@ class Trainer:
             self._blueprint.init, [[place]] * num_leaves, [place] * num_leaves
         )
         return arrays
+
+
+def _check_parts(optimizer: Any, engine: Any, mesh: Any) -> None:
+    if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
+        raise TypeError(
+            "optimizer must be an Optax transformation such as optax.adamw(3e-4), got "
+            f"{getattr(optimizer, '__name__', type(optimizer).__name__)}"
+        )
+    if isinstance(engine, type) or not isinstance(engine, Engine):
+        raise TypeError(f"engine must be an engine such as MpmdEngine(), got {engine!r}")
+    if mesh is not None and not isinstance(mesh, MeshSpec):
+        raise TypeError(f"mesh must be a MeshSpec such as MeshSpec(pipe=2), got {mesh!r}")
 
 
 def _draw(make: MakeModel, seed: int, num_stages: int, partition: Partition) -> Blueprint:

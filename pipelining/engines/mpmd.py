@@ -29,6 +29,7 @@ from stagewright.pipelining.mesh import MeshSpec, rank_meshes
 from stagewright.pipelining.mpmd_jit import CompiledFunction, MpmdFunction
 from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT, RunSpan
 from stagewright.pipelining.schedules import OneFOneB, Schedule
+from stagewright.pipelining.schedules.schedule import check_schedule
 from stagewright.pipelining.simulate import simulate_program
 from stagewright.pipelining.specs import sharding_on, spread_over
 from stagewright.pipelining.timeline import OuterSpan, Span, Timeline, simulate_order
@@ -65,6 +66,7 @@ class MpmdEngine:
     zero: Literal[0, 1] = 0
 
     def __post_init__(self) -> None:
+        check_schedule(self.schedule)
         if self.zero not in (0, 1):
             raise ValueError(f"zero must be 0 or 1 under MpmdEngine, got {self.zero!r}")
         if self.microbatches < 1:

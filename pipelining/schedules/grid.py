@@ -110,9 +110,9 @@ def _placement(actions: tuple[tuple[Action, ...], ...]) -> tuple[int, ...]:
                 )
     if not homes:
         raise ValueError("expected tasks as 0F0, one line per rank, got none")
-    missing = sorted(set(range(max(homes))) - homes.keys())
-    if missing:
-        raise ValueError(f"there are tasks of stage {max(homes)}, but none of stage {missing[0]}")
+    missing = next((stage for stage in range(len(homes)) if stage not in homes), None)
+    if missing is not None:
+        raise ValueError(f"there are tasks of stage {max(homes)}, but none of stage {missing}")
     return tuple(homes[stage] for stage in range(len(homes)))
 
 

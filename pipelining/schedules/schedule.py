@@ -39,6 +39,27 @@ class Schedule(Protocol):
         ...
 
 
+def check_schedule(schedule: object) -> None:
+    """Refuse what is no schedule, and say what it lacks.
+
+    Raises:
+        ValueError: it is a class, a name, or lacks a member of the protocol.
+    """
+    fix = "pass a schedule such as OneFOneB(), or by_name('1f1b')"
+    if isinstance(schedule, type):
+        raise ValueError(
+            f"schedule must be made, got the class {schedule.__name__}; write {schedule.__name__}()"
+        )
+    if isinstance(schedule, str):
+        raise ValueError(f"schedule must be a Schedule, got the text {schedule!r}; {fix}")
+    missing = [name for name in ("name", "num_stages", "order") if not hasattr(schedule, name)]
+    if missing:
+        raise ValueError(
+            f"schedule must have name, num_stages(num_ranks) and order(num_ranks, num_microbatches), "
+            f"got a {type(schedule).__name__} without {' and '.join(missing)}; {fix}"
+        )
+
+
 def check_sizes(num_ranks: int, num_microbatches: int) -> None:
     """Refuse a pipeline without ranks or a step without micro-batches."""
     if num_ranks < 1 or num_microbatches < 1:

@@ -92,7 +92,7 @@ def test_help_needs_no_jax(tmp_path: pathlib.Path) -> None:
         (["train", "gpt3-nano", "--model.wdth", "3"], "--model.width"),
         (["train", "gpt3-nano", "--step", "3"], "--steps"),
         (["train", "gpt3-nano", "--engine.microbatches", "x"], "invalid literal"),
-        (["train", "gpt3-nano", "--engine.kind", "spmd"], "Invalid choice"),
+        (["train", "gpt3-nano", "--engine.kind", "spmx"], "Invalid choice"),
         (["recipes", "all"], "takes no arguments"),
     ],
 )
@@ -111,7 +111,7 @@ def test_wrong_usage_is_refused_with_the_nearest_name(words, message: str, capsy
         (["--data.length", "32"], "--model.context is 16"),
         (["--model.vocab", "100"], "at least 256"),
         (["--engine.schedule", "1f1bb"], "Did you mean '1f1b'"),
-        (["--engine.kind", "single"], "pipe=2 x data=1 x tensor=1 = 2 devices"),
+        (["--engine.kind", "single"], "has no pipeline, but the mesh has pipe=2"),
         (["--mesh.pipe", "3"], "2 layers"),
         (["--optimizer.b1", "2"], "optimizer.b1 must be 0.0 to 1.0, got 2.0"),
     ],

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -100,11 +101,11 @@ def test_data_that_ends_early_is_told(make_trainer, tiny_batches) -> None:
 def test_refusals(make_trainer, tiny_batches) -> None:
     with pytest.raises(ValueError, match="data is empty"):
         make_trainer().fit([], 1)
-    with pytest.raises(ValueError, match="at least 1 step"):
+    with pytest.raises(ValueError, match="at least 1, got 0"):
         make_trainer().fit(tiny_batches(1), 0)
     with pytest.raises(RuntimeError, match="nothing was fitted"):
         _ = make_trainer().state
-    with pytest.raises(ValueError, match=r"pipe=2 x data=1 x tensor=1 = 2 devices"):
+    with pytest.raises(ValueError, match="has no pipeline, but the mesh has pipe=2"):
         make_trainer(mesh=MeshSpec(pipe=2))
     with pytest.raises(ValueError, match=r"2 layers.*3|3.*2 layers"):
         make_trainer(engine=MpmdEngine(by_name("1f1b"), 2), mesh=MeshSpec(pipe=3))
@@ -207,3 +208,50 @@ def test_the_model_is_a_copy(make_trainer, tiny_batches) -> None:
     before = np.asarray(model(x))
     trainer.fit(tiny_batches(2), 2)
     np.testing.assert_array_equal(model(x), before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": 3}, r"model must be a constructor.*got int"),
+        ({"optimizer": optax.adamw}, r"optimizer must be an Optax transformation.*got adamw"),
+        ({"mesh": 2}, r"mesh must be a MeshSpec such as MeshSpec\(pipe=2\), got 2"),
+        ({"engine": SingleProgramEngine}, r"engine must be an engine such as MpmdEngine\(\)"),
+    ],
+)
+def test_a_part_of_another_kind_is_named(tiny_net, changes: dict, message: str) -> None:
+    parts = {"model": tiny_net, "optimizer": optax.sgd(0.1), "engine": SingleProgramEngine()}
+    with pytest.raises(TypeError, match=message):
+        Trainer(**{**parts, **changes})
+
+
+def test_a_model_is_passed_as_a_constructor(tiny_net) -> None:
+    class ByName(nnx.Module):
+        def __init__(self, *, rngs):
+            self.w = nnx.Param(jnp.ones(2))
+
+        def loss(self, batch):
+            return jnp.sum(self.w[...]), jnp.float32(1), {}
+
+    engine, optimizer = SingleProgramEngine(), optax.sgd(0.1)
+    with pytest.raises(TypeError, match="write model=lambda rngs: ByName"):
+        Trainer(model=ByName, optimizer=optimizer, engine=engine)
+    with pytest.raises(TypeError, match="must be a constructor"):
+        Trainer(model=tiny_net(nnx.Rngs(0)), optimizer=optimizer, engine=engine)
+
+
+def test_what_is_no_run_of_batches_is_refused(tiny_net, tiny_batches) -> None:
+    trainer = Trainer(model=tiny_net, optimizer=optax.sgd(0.1), engine=SingleProgramEngine())
+    with pytest.raises(ValueError, match=r"a single mapping with \['x', 'y'\]; pass \[batch\]"):
+        trainer.fit(tiny_batches(1)[0], 1)
+    with pytest.raises(ValueError, match=r"whole number of steps, at least 1, got 2\.5"):
+        trainer.fit(tiny_batches(1), 2.5)
+
+
+def test_the_first_loss_that_is_no_number_is_told_once(tiny_net, tiny_batches) -> None:
+    batches = tiny_batches(5)
+    batches[2]["x"][0, 0] = np.nan
+    trainer = Trainer(model=tiny_net, optimizer=optax.sgd(0.1), engine=SingleProgramEngine())
+    with pytest.warns(RuntimeWarning, match="loss of step 3 is nan; the last good one was") as told:
+        trainer.fit(batches, 5)
+    assert len(told) == 1
