@@ -4,6 +4,7 @@ In come numbers of ranks and micro-batches, out goes an ``Order`` (pipelining/ac
 only re-exports.
 """
 
+from stagewright.pipelining.schedules.auto import Auto as Auto
 from stagewright.pipelining.schedules.bfs import LoopedBFS as LoopedBFS
 from stagewright.pipelining.schedules.dfs import LoopedDFS as LoopedDFS
 from stagewright.pipelining.schedules.dualpipev import DualPipeV as DualPipeV
