@@ -54,6 +54,17 @@ class ProgramCosts:
         """What if one rank took ``factor`` times as long for its work?"""
         return dataclasses.replace(self, slowdown={**self.slowdown, rank: factor})
 
+    def with_stage(self, stage: int, tasks: Mapping[Kind, Time]) -> "ProgramCosts":
+        """What if one stage's tasks took other times: with a layer more, say, or rematerialised?
+
+        Example:
+            >>> costs = ProgramCosts({(Kind.F, 0): 1, (Kind.B, 0): 2, (Kind.F, 1): 1})
+            >>> costs.with_stage(0, {Kind.B: 3}).tasks[Kind.B, 0]
+            3
+        """
+        changed = {(kind, stage): duration for kind, duration in tasks.items()}
+        return dataclasses.replace(self, tasks={**self.tasks, **changed})
+
     def duration(self, run: Run, rank: int) -> Time:
         """How long a run takes.
 
@@ -76,8 +87,10 @@ def simulate_program(program: Program, costs: ProgramCosts) -> Timeline:
 
     Live bytes are those of all full slots after each instruction: arguments and constants from the
     start, a received value from when the rank first needs what its message brings, a result from
-    the end of its run, until it is freed or its buffer given away. An array over several devices
-    counts once, whole. What XLA needs besides within a run is not known here.
+    the end of its run, until it is freed or its buffer given away. A buffer that a result takes
+    over counts once: the slot it was given from is empty from then on. An array over several
+    devices counts once, whole. Not counted: what has arrived and was not asked for yet, and what
+    XLA needs besides within a run.
 
     Args:
         program: a program that the checker accepts.
@@ -199,9 +212,9 @@ class _Walker:
             case Run():
                 self._run(instruction)
             case Send():
-                moved.add(instruction.to)
                 if not self._send(instruction, links[self.rank, instruction.to]):
                     return False
+                moved.add(instruction.to)
             case Recv():
                 if not self._costs.overlap and not self._meet(instruction, links, moved):
                     return False
@@ -251,8 +264,11 @@ class _Walker:
         if link.arrivals:
             self._clock = max(self._clock, link.arrivals[0])
             return True
-        link.receiver_at = self._clock
-        moved.add(recv.source)
+        if (
+            link.receiver_at is None
+        ):  # said once: two ranks that wait would wake each other for ever
+            link.receiver_at = self._clock
+            moved.add(recv.source)
         return False
 
     def _receive(self, wanted: set[int], links: Mapping[tuple[int, int], _Link]) -> bool:

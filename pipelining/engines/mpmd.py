@@ -27,12 +27,12 @@ from stagewright.pipelining.engines.engine import (
 )
 from stagewright.pipelining.mesh import MeshSpec, rank_meshes
 from stagewright.pipelining.mpmd_jit import CompiledFunction, MpmdFunction
-from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT, RunSpan
+from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT
 from stagewright.pipelining.schedules import OneFOneB, Schedule
 from stagewright.pipelining.schedules.schedule import check_schedule
 from stagewright.pipelining.simulate import simulate_program
 from stagewright.pipelining.specs import sharding_on, spread_over
-from stagewright.pipelining.timeline import OuterSpan, Span, Timeline, simulate_order
+from stagewright.pipelining.timeline import Timeline, simulate_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class MpmdStep:
     @property
     def last_timeline(self) -> Timeline | None:
         """What ran when in the latest step, in seconds."""
-        return _measured(self._latest.runtime.spans, len(self._meshes))
+        return self._latest.runtime.timeline
 
     def plan_timeline(self, measured: Sequence[Timeline]) -> Timeline:
         """Simulate the program with the costs measured in some of its steps."""
@@ -173,22 +173,6 @@ class MpmdStep:
             for homes, spec in zip(ranks, specs, strict=False)
         ]
         return copies, [joined.get(i, copies[i][0]) for i in range(num_leaves)]
-
-
-def _measured(runs: Sequence[RunSpan], num_ranks: int) -> Timeline | None:
-    if not runs:
-        return None
-    begin = min(run.begin for run in runs)
-    tasks = [
-        Span(r.rank, r.run.action, r.begin - begin, r.end - begin) for r in runs if r.run.action
-    ]
-    outer = [
-        OuterSpan(r.rank, r.run.label, r.begin - begin, r.end - begin)
-        for r in runs
-        if r.run.action is None
-    ]
-    tasks.sort(key=lambda span: (span.start, span.rank))
-    return Timeline(tuple(tasks), num_ranks, tuple(outer), unit="s")
 
 
 def _summary(

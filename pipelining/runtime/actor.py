@@ -68,7 +68,7 @@ class Actor:
         self.spans: list[tuple[int, float, float]] = []
         self.current = 0
         self.count_bytes = False
-        self.live_bytes: list[int] = []
+        self.held: list[tuple[float, int]] = []
         self._program = program
         self._executables = executables
         self._in = channels_in
@@ -137,20 +137,22 @@ class Actor:
         self.spans = []
         for slot, array in inputs:
             slots[slot] = array
-        self.live_bytes = [self._count()] if self.count_bytes else []
+        self.held = []
+        if self.count_bytes:
+            self._count()
         for position, step in enumerate(self._steps):
             self.current = position
             if abort.raised:
                 raise Aborted
             step(slots)
             if self.count_bytes:
-                self.live_bytes.append(self._count())
+                self._count()
         self.current = len(self._steps)
 
-    def _count(self) -> int:
-        """Bytes of the arrays in the slots that are still there; one over several devices counts once, whole."""
+    def _count(self) -> None:
+        """Note the bytes of the arrays that the slots hold; one over several devices counts once, whole."""
         arrays = (array for array in self.slots if array is not None and not array.is_deleted())
-        return sum(int(array.nbytes) for array in arrays)
+        self.held.append((time.perf_counter(), sum(int(array.nbytes) for array in arrays)))
 
     def _clear(self) -> None:
         for slot in range(len(self.slots)):

@@ -9,7 +9,6 @@ import queue
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,24 +17,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from stagewright.pipelining.executables import Executable, compile_codes
 from stagewright.pipelining.partitioned import compile_partitioned
-from stagewright.pipelining.program import Program, Run
+from stagewright.pipelining.program import Program
 from stagewright.pipelining.runtime.actor import Abort, Actor
+from stagewright.pipelining.runtime.records import RunSpan, make_timeline
 from stagewright.pipelining.runtime.transport import Aborted, Channel
 from stagewright.pipelining.specs import sharding_on, spec_of, whole_on
+from stagewright.pipelining.timeline import Timeline
 
 DEFAULT_TIMEOUT = 1800.0  # seconds that a rank waits for another one's message
 _STOP_SECONDS = 30.0  # how long actors may take to notice an abort
 _POLL = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class RunSpan:
-    """When one run of a step took place: seconds on the clock of `time.perf_counter`."""
-
-    rank: int
-    run: Run
-    begin: float
-    end: float
 
 
 class LocalRuntime:
@@ -69,16 +60,18 @@ class LocalRuntime:
         self.executables = _compile(program, meshes, specs)
         self._actors = self._make_actors(self.executables)
         self._spans: tuple[RunSpan, ...] | None = None
+        self._timeline: Timeline | None = None
         self._made: frozenset[int] = frozenset()
         weakref.finalize(self, _stop_all, self._actors)
 
     def _make_actors(self, executables: Sequence[Any]) -> list[Actor]:
         num_ranks = len(self.program.ranks)
         pairs = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if a != b]
-        self._channels = {
-            (a, b): Channel(self._meshes[b], self._abort, self._timeout) for a, b in pairs
-        }
         blocking = self._meshes[0].devices.flat[0].platform == "cpu"
+        self._channels = {
+            (a, b): Channel(self._meshes[b], self._abort, self._timeout, blocking=blocking)
+            for a, b in pairs
+        }
         actors = []
         for rank, program in enumerate(self.program.ranks):
             constants = [
@@ -109,6 +102,8 @@ class LocalRuntime:
           ActorError: if a rank failed: which one, at which instruction, stage and micro-batch.
         """
         placed = self.place(args)
+        for channel in self._channels.values():
+            channel.start()
         for rank, (actor, program) in enumerate(zip(self._actors, self.program.ranks, strict=True)):
             actor.start(
                 [(slot, _copy_on(placed[i], self._meshes[rank])) for i, slot in program.inputs]
@@ -116,7 +111,7 @@ class LocalRuntime:
         self._wait()
         results = self._collect(placed)
         self._made = frozenset(map(id, results))
-        self._spans = None
+        self._spans = self._timeline = None
         return results
 
     def place(self, args: Sequence[Any]) -> list[Any]:
@@ -146,6 +141,19 @@ class LocalRuntime:
         return self._spans
 
     @property
+    def timeline(self) -> Timeline | None:
+        """What the latest step did, in seconds: runs, transfers, and bytes held if they were counted; None before it.
+
+        A transfer starts when its sender posts it. It ends when its receiver, who looks only when it needs the
+        values, has them; on accelerators they may still be being copied then.
+        """
+        if self._timeline is None:
+            messages = {pair: channel.messages() for pair, channel in self._channels.items()}
+            held = [actor.held for actor in self._actors]
+            self._timeline = make_timeline(self.program, self.spans, messages, held)
+        return self._timeline
+
+    @property
     def count_bytes(self) -> bool:
         """Whether ranks count the bytes that they hold; costs a look at every slot after every instruction."""
         return self._actors[0].count_bytes
@@ -158,7 +166,7 @@ class LocalRuntime:
     @property
     def live_bytes(self) -> tuple[tuple[int, ...], ...]:
         """Per rank, the bytes held at the start of the latest step and after each instruction, if counted."""
-        return tuple(tuple(actor.live_bytes) for actor in self._actors)
+        return tuple(tuple(size for _, size in actor.held) for actor in self._actors)
 
     def close(self) -> None:
         """End the actors' threads."""

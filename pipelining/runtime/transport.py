@@ -3,7 +3,7 @@
 A `Channel` is one direction between two ranks: first in, first out.  An array arrives spread over the receiver's
 devices as it was over the sender's.  `send` starts the copies (`jax.device_put`, all arrays of a task in one call) and
 never waits for them; `receive` waits for the sender's call, up to a time-out, and stops at once when the step is
-aborted.
+aborted.  A channel notes when each message was posted and had (see records.py).
 """
 
 import queue
@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from stagewright.pipelining.runtime.records import Message
 from stagewright.pipelining.specs import sharding_on, spec_of, whole_on
 
 _POLL = 0.05  # seconds between two looks at the abort flag
@@ -30,17 +31,27 @@ class Channel:
       mesh: the receiver's devices.
       aborted: tells whether the step was aborted.
       timeout: seconds after which a receive gives up.
+      blocking: receive arrays that are there, instead of perhaps still being copied.
     """
 
-    def __init__(self, mesh: Mesh, aborted: Callable[[], bool], timeout: float) -> None:
+    def __init__(
+        self, mesh: Mesh, aborted: Callable[[], bool], timeout: float, *, blocking: bool = False
+    ) -> None:
         self._mesh = mesh
         self._whole = whole_on(mesh)
         self._aborted = aborted
         self._timeout = timeout
+        self._blocking = blocking
+        self._posted: list[float] = []
+        self._had: list[float] = []
+        self._sizes: list[int] = []
         self._queue: queue.SimpleQueue[Sequence[jax.Array]] = queue.SimpleQueue()
 
     def send(self, arrays: Sequence[jax.Array]) -> None:
         """Start copying `arrays` to the receiver."""
+        self._posted.append(time.perf_counter())
+        if len(self._sizes) < len(self._posted):  # the same in every step: looked at in the first
+            self._sizes.append(sum(int(array.nbytes) for array in arrays))
         self._queue.put(jax.device_put(list(arrays), self._places(arrays)))
 
     def _places(self, arrays: Sequence[jax.Array]) -> Any:
@@ -49,16 +60,20 @@ class Channel:
         return [sharding_on(self._mesh, spec_of(array.sharding)) for array in arrays]
 
     def receive(self) -> Sequence[jax.Array]:
-        """The arrays of the next `send`, perhaps still being copied.
+        """The arrays of the next `send`, perhaps still being copied if the channel does not block.
 
         Raises:
           TimeoutError: if nothing came in time.
           Aborted: if the step was aborted meanwhile.
         """
         try:
-            return self._queue.get_nowait()
+            arrays = self._queue.get_nowait()
         except queue.Empty:
-            return self._wait()
+            arrays = self._wait()
+        if self._blocking:
+            jax.block_until_ready(arrays)
+        self._had.append(time.perf_counter())
+        return arrays
 
     def _wait(self) -> Sequence[jax.Array]:
         deadline = time.monotonic() + self._timeout
@@ -70,6 +85,15 @@ class Channel:
                     raise Aborted from None
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"nothing came for {self._timeout:.0f} s") from None
+
+    def messages(self) -> tuple[Message, ...]:
+        """The messages had in the latest step, in order."""
+        return tuple(map(Message, self._posted, self._sizes, self._had))
+
+    def start(self) -> None:
+        """Begin a step: forget the messages of the one before."""
+        self._posted.clear()
+        self._had.clear()
 
     def clear(self) -> None:
         """Forget what an aborted step left."""
