@@ -1,37 +1,57 @@
 """From measured steps to what a program's parts cost.
 
 In come timelines of real steps of one program; out go ``ProgramCosts`` for the simulator: medians,
-so that a step that the machine disturbed does not count. What cannot be seen in a timeline without
-transfers, the links' speed, is left at what the caller says.
+so that a step that the machine disturbed does not count. What a timeline does not show, the
+overhead of an instruction or a straggler's share in its tasks, is left at what the caller says.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import dataclasses
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import TypeVar
 
 from stagewright.pipelining.simulate import ProgramCosts
-from stagewright.pipelining.timeline import Time, Timeline
+from stagewright.pipelining.timeline import Time, Timeline, Transfer
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 def measured_costs(timelines: Sequence[Timeline], base: ProgramCosts | None = None) -> ProgramCosts:
-    """Take the costs of tasks, outer work and overheads from measured steps.
+    """Take the costs of tasks, outer work and links from measured steps.
+
+    Links: a receiver looks only when it needs what comes, so that only the transfers for which it
+    stood idle tell how long the way is; where there are none, all of them count. For each size the
+    median is taken, and through those goes a straight line: ``latency + bytes / bandwidth``. Where
+    all sizes are one, or bigger ones take no longer, all of it is latency.
 
     Args:
         timelines: of steps of one program, in one unit.
         base: gives all that is not measured here; free links by default.
 
     Returns:
-        For each kind and stage the median duration of its tasks, and for each label the median
-        duration of its outer runs.
+        For each kind and stage the median duration of its tasks, for each label the median duration
+        of its outer runs, and the links' latency and bandwidth.
 
     Raises:
-        ValueError: there is no timeline.
+        ValueError: there is no timeline, or they have several units.
+
+    Example:
+        >>> from stagewright.pipelining.schedules import OneFOneB
+        >>> from stagewright.pipelining.timeline import Costs, simulate_order
+        >>> order = OneFOneB().order(num_ranks=2, num_microbatches=4)
+        >>> costs = measured_costs([simulate_order(order, Costs(forward=(2, 3)))])
+        >>> [f"{kind} of stage {stage}: {time}" for (kind, stage), time in costs.tasks.items()]
+        ['F of stage 0: 2', 'F of stage 1: 3', 'B of stage 1: 2', 'B of stage 0: 2']
     """
-    if not timelines:
-        raise ValueError("expected at least one measured timeline, got none")
+    units = sorted({timeline.unit for timeline in timelines})
+    if len(units) != 1:
+        got = f"several units: {', '.join(map(repr, units))}" if units else "none"
+        raise ValueError(f"expected at least one measured timeline, all in one unit, got {got}")
     base = base or ProgramCosts({})
-    return ProgramCosts(
+    latency, bandwidth = _links(timelines) or (base.latency, base.bandwidth)
+    return dataclasses.replace(
+        base,
         tasks=_medians(
             ((span.action.kind, span.action.stage), span.end - span.start)
             for timeline in timelines
@@ -40,13 +60,51 @@ def measured_costs(timelines: Sequence[Timeline], base: ProgramCosts | None = No
         outer=_medians(
             (span.label, span.end - span.start) for timeline in timelines for span in timeline.outer
         ),
-        latency=base.latency,
-        bandwidth=base.bandwidth,
-        overlap=base.overlap,
-        overhead=base.overhead,
-        slowdown=base.slowdown,
-        unit=timelines[0].unit,
+        latency=latency,
+        bandwidth=bandwidth,
+        unit=units[0],
     )
+
+
+def _links(timelines: Sequence[Timeline]) -> tuple[Time, float | None] | None:
+    """Latency and bandwidth, or None where nothing was sent."""
+    awaited = [t for timeline in timelines for t in _awaited(timeline)]
+    sent = awaited or [t for timeline in timelines for t in timeline.transfers]
+    medians = _medians((t.num_bytes, t.end - t.start) for t in sent)
+    return _line(medians) if medians else None
+
+
+def _awaited(timeline: Timeline) -> Iterator[Transfer]:
+    """The transfers during which their receiver did nothing."""
+    busy: list[list[tuple[Time, Time]]] = [[] for _ in range(timeline.num_ranks)]
+    for span in timeline.work:
+        insort(busy[span.rank], (span.start, span.end))
+    for transfer in timeline.transfers:
+        begun = bisect_left(busy[transfer.to], (transfer.end, 0))
+        if begun == 0 or busy[transfer.to][begun - 1][1] <= transfer.start:
+            yield transfer
+
+
+def _line(times: Mapping[int, Time]) -> tuple[Time, float | None]:
+    """Least squares through (bytes, time), with no less than nothing for latency and for a byte."""
+    middle_size = Fraction(sum(times), len(times))
+    middle_time = sum(times.values(), start=0) / _exact(len(times), times)
+    spread = sum((size - middle_size) ** 2 for size in times)
+    slope = sum(
+        (_exact(size - middle_size, times) * (time - middle_time) for size, time in times.items()),
+        start=0,
+    )
+    if slope <= 0:
+        return _median(list(times.values())), None
+    per_byte = slope / _exact(spread, times)
+    latency = max(0, middle_time - per_byte * _exact(middle_size, times))
+    return latency, float(1 / per_byte)
+
+
+def _exact(number: Fraction | int, times: Mapping[int, Time]) -> Time:
+    """The number in the times' own arithmetic: a fraction where they are exact."""
+    inexact = any(isinstance(time, float) for time in times.values())
+    return float(number) if inexact else Fraction(number)
 
 
 def _medians(durations: Iterable[tuple[Key, Time]]) -> Mapping[Key, Time]:
