@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 
 from stagewright.pipelining.program import Code
 
@@ -24,8 +25,15 @@ def compile_codes(codes: Sequence[Code], devices: Sequence[Any]) -> tuple[Execut
       codes: the codes of a program.
       devices: one device a rank.
     """
+    # Whether this thread has 64-bit numbers switched on; a pool's threads do not inherit it.
+    wide = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+
+    def lower(code: Code) -> Any:
+        with jax.enable_x64(wide):
+            return _lower(code, devices[code.rank])
+
     with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
-        lowered = list(pool.map(lambda code: _lower(code, devices[code.rank]), codes))
+        lowered = list(pool.map(lower, codes))
         keys = [
             (_fingerprint(low), code.rank, code.donate)
             for low, code in zip(lowered, codes, strict=True)

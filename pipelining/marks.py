@@ -4,7 +4,7 @@ In: the operations of a loop body.  Out: a `Marks`, in which each mark operation
 it stands for, or none if the partition does not use it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,17 @@ def _pair(
     for op in forward:
         waiting.setdefault(_params(op)["mark"], []).append(op)
     backward = [op for op in operations if is_mark(op) and not _params(op)["forward"]]
-    return [(op, waiting[_params(op)["mark"]].pop()) for op in backward]
+    return [(op, _take_twin(op, waiting)) for op in backward]
+
+
+def _take_twin(op: Operation, waiting: Mapping[int, list[Operation]]) -> Operation:
+    found = waiting.get(_params(op)["mark"])
+    if not found:
+        raise StageError(
+            "a stage mark is differentiated twice (a gradient penalty, or two backward passes over one forward pass), "
+            "so the micro-batch has no single way back through the stages; differentiate one sum of losses, once"
+        )
+    return found.pop()
 
 
 def _params(op: Operation) -> dict[str, Any]:

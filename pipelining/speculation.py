@@ -125,11 +125,12 @@ def _guess(operations: Sequence[Operation], late: set[Value], gradients: set[Val
         if condition is not None:
             _choose(op, condition, late, gradients, guesses)
         elif all(v in guesses.optimistic for v in op.values_in if v in late):
-            copy, new = clone(op, guesses.optimistic)
-            guesses.operations.append(copy)
-            guesses.optimistic.update(new)
             assumed = _assumed_by(op.values_in, guesses)
-            guesses.assumptions.update(dict.fromkeys(op.outputs, assumed))
+            if assumed is not None:
+                copy, new = clone(op, guesses.optimistic)
+                guesses.operations.append(copy)
+                guesses.optimistic.update(new)
+                guesses.assumptions.update(dict.fromkeys(op.outputs, assumed))
     return guesses
 
 
@@ -150,15 +151,20 @@ def _choose(
     updates = [(i, c) for i, c in known if c in gradients]
     if len(updates) == 1:
         ((index, case),) = updates
-        guesses.optimistic[op.outputs[0]] = resolve(case, guesses.optimistic)
         assumed = guesses.assumptions.get(case, {})
+        if assumed.get(condition, index) != index:
+            return
+        guesses.optimistic[op.outputs[0]] = resolve(case, guesses.optimistic)
         guesses.assumptions[op.outputs[0]] = {**assumed, condition: index}
 
 
-def _assumed_by(values: Sequence[Value], guesses: _Guesses) -> Assumptions:
+def _assumed_by(values: Sequence[Value], guesses: _Guesses) -> Assumptions | None:
+    """What all of the guesses together assume; None if they contradict each other."""
     assumed: Assumptions = {}
     for value in values:
-        assumed.update(guesses.assumptions.get(value, {}))
+        for condition, case in guesses.assumptions.get(value, {}).items():
+            if assumed.setdefault(condition, case) != case:
+                return None
     return assumed
 
 
@@ -188,10 +194,19 @@ def _with_validation(
     validated: dict[Value, Atom] = {}
     added: list[Operation] = []
     for values in wanted.values():
-        added += _validate(values, dependent, guesses, validated)
+        added += _validate(_compatible(values, guesses), dependent, guesses, validated)
     outputs = tuple(resolve(atom, validated) for atom in outer.outputs)
     operations = (*outer.operations, *guesses.operations, *added)
     return replace(outer, operations=operations, outputs=outputs)
+
+
+def _compatible(values: Sequence[Value], guesses: _Guesses) -> list[Value]:
+    """Values whose guesses can all be right at once; those that contradict earlier ones stay exact."""
+    chosen: list[Value] = []
+    for value in values:
+        if _assumed_by([*chosen, value], guesses) is not None:
+            chosen.append(value)
+    return chosen
 
 
 def _validate(
@@ -205,7 +220,7 @@ def _validate(
     reads = free_values(exact_operations)
     exact = Graph(reads, exact_operations, tuple(values))
     guessed = [guesses.optimistic[value] for value in values]
-    assumed = _assumed_by(values, guesses)
+    assumed = _assumed_by(values, guesses) or {}
     conditions, cases = list(assumed), list(assumed.values())
 
     def choose(*args: Any) -> list[Any]:

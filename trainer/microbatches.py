@@ -123,7 +123,8 @@ class MicrobatchSplit:
         if axis is None:
             return leaf
         axis %= leaf.ndim
-        cut = leaf.reshape((*leaf.shape[:axis], self.microbatches, -1, *leaf.shape[axis + 1 :]))
+        size = leaf.shape[axis] // self.microbatches
+        cut = leaf.reshape((*leaf.shape[:axis], self.microbatches, size, *leaf.shape[axis + 1 :]))
         others = [i for i in range(cut.ndim) if i != axis]
         return cut.transpose((axis, *others)) if axis else cut
 
@@ -139,7 +140,8 @@ class MicrobatchSplit:
         if axis is None:
             return leaf
         axis %= leaf.ndim
-        cut = leaf.reshape((*leaf.shape[:axis], self.data_size, -1, *leaf.shape[axis + 1 :]))
+        size = leaf.shape[axis] // self.data_size
+        cut = leaf.reshape((*leaf.shape[:axis], self.data_size, size, *leaf.shape[axis + 1 :]))
         return jnp.moveaxis(cut, axis, 0)
 
     def _check_division(self, name: str, size: int) -> None:

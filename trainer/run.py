@@ -96,6 +96,12 @@ def _check(config: RunConfig) -> None:
             f"--data.length is {config.data.length} bytes, but the model's --model.context is "
             f"{context}; make the one shorter or the other longer"
         )
+    if config.engine.microbatches < 1:
+        raise ValueError(
+            f"--engine.microbatches must be at least 1, got {config.engine.microbatches}"
+        )
+    if config.sample.temperature < 0:
+        raise ValueError(f"--sample.temperature must be 0 or more, got {config.sample.temperature}")
     if config.sample.length and not config.sample.prompt:
         raise ValueError("--sample.prompt needs at least one byte; or set --sample.length 0")
     rank_meshes(config.mesh.build())  # refuses more devices than there are

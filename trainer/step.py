@@ -165,7 +165,7 @@ def _mean_over_tokens(
 
 def _global_norm(grads: Any) -> Any:
     squares = [
-        jnp.sum(jnp.square(jnp.abs(leaf.astype(jnp.float32)))) for leaf in jax.tree.leaves(grads)
+        jnp.sum(jnp.square(jnp.abs(leaf).astype(jnp.float32))) for leaf in jax.tree.leaves(grads)
     ]
     return jnp.sqrt(sum(squares, start=jnp.zeros((), jnp.float32)))
 

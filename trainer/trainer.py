@@ -379,7 +379,11 @@ def _at_least_one(data: Iterable[Batch]) -> Iterator[Batch]:
 
 def _shapes(batch: Batch) -> Any:
     leaves, treedef = jax.tree.flatten(batch)
-    return treedef, tuple((np.shape(leaf), np.result_type(leaf)) for leaf in leaves)
+    return treedef, tuple((np.shape(leaf), _dtype(leaf)) for leaf in leaves)
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf)
 
 
 def _check_params(params: nnx.State, wanted: nnx.State) -> None:

@@ -109,6 +109,10 @@ class Actor:
             return "idle"
         return _short(instructions[self.current])
 
+    def forget(self) -> None:
+        """Empty all slots but the constants; the actor must be at rest."""
+        self._clear()
+
     def take_results(self) -> dict[int, Any]:
         """The step's results by index; all slots but the constants are empty afterwards."""
         results = {index: self.slots[slot] for index, slot in self._program.outputs}

@@ -6,6 +6,7 @@ results together.
 """
 
 import queue
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -55,6 +56,8 @@ class LocalRuntime:
         self._timeout = timeout
         self._result_homes = _homes(r.outputs for r in program.ranks)
         self._abort = Abort()
+        self._lock = threading.Lock()  # two callers' steps take turns
+        self._waiting = 0  # actors whose report of the latest step has not come yet
         self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._channels: dict[tuple[int, int], Channel] = {}
         self.executables = _compile(program, meshes, specs)
@@ -101,9 +104,15 @@ class LocalRuntime:
         Raises:
           ActorError: if a rank failed: which one, at which instruction, stage and micro-batch.
         """
+        with self._lock:
+            return self._step(args)
+
+    def _step(self, args: Sequence[Any]) -> list[Any]:
+        self._settle()
         placed = self.place(args)
         for channel in self._channels.values():
             channel.start()
+        self._waiting = len(self._actors)
         for rank, (actor, program) in enumerate(zip(self._actors, self.program.ranks, strict=True)):
             actor.start(
                 [(slot, _copy_on(placed[i], self._meshes[rank])) for i, slot in program.inputs]
@@ -175,37 +184,52 @@ class LocalRuntime:
     def _wait(self) -> None:
         """Until all actors are done; the first failure, or Ctrl-C, ends all of them."""
         errors: list[BaseException] = []
-        waiting = len(self._actors)
         try:
-            while waiting:
-                waiting -= self._hear(errors)
+            while self._waiting:
+                self._hear(errors)
         except BaseException as interrupt:
             places = [f"rank {actor.rank} at {actor.where()}" for actor in self._actors]
             self._abort.raised = True
-            self._drain(waiting)
+            self._drain()
             interrupt.add_note("the pipeline step was interrupted: " + "; ".join(places[:8]))
             raise
         if errors:
             self._reset()
             raise next((e for e in errors if not isinstance(e, Aborted)), errors[0])
 
-    def _hear(self, errors: list[BaseException]) -> int:
+    def _hear(self, errors: list[BaseException]) -> None:
         try:
             _, error = self._done.get(timeout=_POLL)
         except queue.Empty:
-            return 0
+            return
+        self._waiting -= 1
         if error is not None:
             errors.append(error)
-        return 1
 
-    def _drain(self, waiting: int) -> None:
-        """Let interrupted actors come to rest; one that hangs in a computation is left to itself."""
+    def _drain(self) -> None:
+        """Let interrupted actors come to rest; the next step waits for one that is still in a computation."""
         deadline = time.monotonic() + _STOP_SECONDS
-        while waiting and time.monotonic() < deadline:
-            waiting -= self._hear([])
+        while self._waiting and time.monotonic() < deadline:
+            self._hear([])
+        if not self._waiting:
+            self._reset()
+
+    def _settle(self) -> None:
+        """See to it that nothing of an interrupted step is left."""
+        if not (self._waiting or self._abort.raised):
+            return
+        self._drain()
+        if self._waiting:
+            busy = [f"rank {a.rank} at {a.where()}" for a in self._actors if a.where() != "idle"]
+            raise RuntimeError(
+                "the step before was interrupted, and its ranks have not come to rest: "
+                f"{'; '.join(busy[:8])}; wait for them, or start anew"
+            )
         self._reset()
 
     def _reset(self) -> None:
+        for actor in self._actors:
+            actor.forget()
         for channel in self._channels.values():
             channel.clear()
         self._abort.raised = False

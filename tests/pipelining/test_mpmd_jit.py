@@ -1,5 +1,7 @@
 """The public door: any JAX code, NNX or Linen; the user's own schedules; clear refusals."""
 
+import concurrent.futures
+
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from flax import nnx
 from stagewright.nn.yields import pipeline_yield
 from stagewright.pipelining.accumulate import accumulate_grads
 from stagewright.pipelining.actions import Action, Kind, Order
+from stagewright.pipelining.errors import StageError
 from stagewright.pipelining.mesh import MeshSpec
 from stagewright.pipelining.mpmd_jit import mpmd_jit
 from stagewright.pipelining.schedules import ZBH1, GPipe, Interleaved1F1B, OneFOneB
@@ -177,3 +180,47 @@ def test_numbers_of_microbatches_compile_once_each():
         losses, _ = function(weights(), BATCH[:microbatches])
         np.testing.assert_allclose(losses, step(weights(), BATCH[:microbatches])[0], rtol=1e-5)
     assert len(function._compiled) == 3
+
+
+def small_loss(w, x):
+    return jnp.mean((pipeline_yield(jnp.tanh(x @ w[0])) @ w[1] - x) ** 2)
+
+
+SMALL = (jnp.eye(4), jnp.eye(4))
+
+
+def test_two_threads_take_turns():
+    step = mpmd_jit(
+        lambda w, b: accumulate_grads(lambda m: jax.value_and_grad(small_loss)(w, m), b)[0],
+        mesh=MeshSpec(pipe=2), schedule=OneFOneB(),
+    )  # fmt: skip
+    x = jnp.ones((4, 2, 4))
+    wanted = [np.asarray(step(SMALL, x * i)) for i in (1, 2)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        runs = [(i, pool.submit(step, SMALL, x * (i + 1))) for _ in range(20) for i in (0, 1)]
+        for i, future in runs:
+            np.testing.assert_array_equal(future.result(timeout=60), wanted[i])
+
+
+def test_a_mark_that_is_differentiated_twice_is_refused():
+    def twice(w, x):
+        value, back = jax.vjp(lambda w: small_loss(w, x), w)
+        return value, (back(1.0)[0], back(2.0)[0])
+
+    step = mpmd_jit(
+        lambda w, b: accumulate_grads(lambda m: twice(w, m), b),
+        mesh=MeshSpec(pipe=2), schedule=OneFOneB(),
+    )  # fmt: skip
+    with pytest.raises(StageError, match="differentiated twice"):
+        step(SMALL, jnp.ones((4, 2, 4)))
+
+
+def test_float64_is_kept_where_it_is_switched_on():
+    with jax.enable_x64(True):
+        weights = tuple(jnp.asarray(w, jnp.float64) for w in SMALL)
+        step = lambda w, b: accumulate_grads(lambda m: jax.value_and_grad(small_loss)(w, m), b)  # noqa: E731
+        batch = jnp.ones((4, 2, 4), jnp.float64)
+        got = mpmd_jit(step, mesh=MeshSpec(pipe=2), schedule=OneFOneB())(weights, batch)
+        wanted = jax.jit(step)(weights, batch)
+        assert got[1][0].dtype == jnp.float64
+        np.testing.assert_allclose(got[1][0], wanted[1][0], rtol=1e-12)

@@ -153,3 +153,18 @@ def test_an_update_that_always_uses_the_norm_waits_for_it():
     waiting = run(make(optimizer, post_validation=False), optimizer, [BATCH])
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(waiting), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_guesses_that_contradict_each_other_are_not_made():
+    """Two selections by one condition, of which each keeps another case."""
+
+    def update(updates, state, params=None):
+        large = optax.tree.norm(updates) > 1e6  # it is not
+        pick = lambda g: jnp.where(large, 0.1 * g, 0.0) + jnp.where(large, 0.0, g)  # noqa: E731
+        return jax.tree.map(lambda g: -0.1 * pick(g), updates), state
+
+    optimizer = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    ours = run(make(optimizer, post_validation=True), optimizer, [BATCH])
+    waiting = run(make(optimizer, post_validation=False), optimizer, [BATCH])
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(waiting), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)

@@ -13,7 +13,7 @@ from stagewright.pipelining.program import Run
 from stagewright.recipes.gpt import GPT
 from stagewright.recipes.gpt_config import GPTConfig
 
-CONFIG = GPTConfig(vocab=128, context=16, width=32, depth=4, heads=4)
+CONFIG = GPTConfig(vocab=256, context=16, width=32, depth=4, heads=4)
 MICROBATCHES, STEPS = 2, 2
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.5, momentum=0.9))
 SLOW = pytest.mark.slow
