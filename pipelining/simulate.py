@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stagewright.pipelining.actions import Kind
+from stagewright.pipelining.actions import Action, Kind
 from stagewright.pipelining.errors import CommunicationError
 from stagewright.pipelining.program import Free, Instruction, Program, RankProgram, Recv, Run, Send
 from stagewright.pipelining.timeline import OuterSpan, Span, Time, Timeline, Transfer
@@ -33,6 +33,8 @@ class ProgramCosts:
             at its receive, and both are busy until the values are there.
         overhead: what an instruction costs its rank beside its work.
         slowdown: factor on all work of a rank, by rank; 1 where there is none.
+        single: duration of single tasks that take another time than their kind does on their stage:
+            a longer micro-batch, or all tasks of a step that is to be run again as it was measured.
         unit: ``s`` for seconds, nothing for an abstract unit.
     """
 
@@ -43,6 +45,7 @@ class ProgramCosts:
     overlap: bool = True
     overhead: Time = 0
     slowdown: Mapping[int, Time] = field(default_factory=dict)
+    single: Mapping[Action, Time] = field(default_factory=dict)
     unit: str = "s"
 
     def with_slower_links(self, factor: Time) -> "ProgramCosts":
@@ -73,6 +76,8 @@ class ProgramCosts:
         """
         if run.action is None:
             return self.outer.get(run.label, 0) * self.slowdown.get(rank, 1)
+        if run.action in self.single:
+            return self.single[run.action] * self.slowdown.get(rank, 1)
         key = (run.action.kind, run.action.stage)
         if key not in self.tasks:
             raise ValueError(

@@ -12,7 +12,7 @@ import pytest
 from stagewright.nn.partition import Uniform
 from stagewright.nn.yields import pipeline_yield
 from stagewright.pipelining.accumulate import accumulate_grads
-from stagewright.pipelining.actions import Kind
+from stagewright.pipelining.actions import Kind, parse_action
 from stagewright.pipelining.bubbles import attribute_bubble
 from stagewright.pipelining.compile import compile_step
 from stagewright.pipelining.errors import CommunicationError, ScheduleError
@@ -167,6 +167,14 @@ def test_a_straggler_and_slower_links_cost_what_they_cost():
     assert slow.makespan - plain.makespan == 2 * 9  # there and back
     late = simulate_program(plan.program, costs.with_straggler(1, 3))
     assert late.makespan == 1 + 1 + 3 * 3 + 3 * 6 + 1 + 2
+
+
+def test_a_single_task_may_take_longer_than_its_kind():
+    plan = compiled("gpipe", 2, 3)
+    costs = units(2)
+    plain = simulate_program(plan.program, costs)
+    longer = dataclasses.replace(costs, single={parse_action("1F1"): 5})
+    assert simulate_program(plan.program, longer).makespan == plain.makespan + 4
 
 
 def test_overhead_is_paid_for_every_instruction_before_a_task():
