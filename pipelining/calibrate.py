@@ -7,6 +7,7 @@ overhead of an instruction or a straggler's share in its tasks, is left at what 
 
 import dataclasses
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TypeVar
@@ -22,8 +23,9 @@ def measured_costs(timelines: Sequence[Timeline], base: ProgramCosts | None = No
 
     Links: a receiver looks only when it needs what comes, so that only the transfers for which it
     stood idle tell how long the way is; where there are none, all of them count. For each size the
-    median is taken, and through those goes a straight line: ``latency + bytes / bandwidth``. Where
-    all sizes are one, or bigger ones take no longer, all of it is latency.
+    median is taken, and through those goes a straight line, ``latency + bytes / bandwidth``, closest
+    to the sizes that were sent most. Where all sizes are one, or bigger ones take no longer, all of
+    it is latency.
 
     Args:
         timelines: of steps of one program, in one unit.
@@ -71,7 +73,7 @@ def _links(timelines: Sequence[Timeline]) -> tuple[Time, float | None] | None:
     awaited = [t for timeline in timelines for t in _awaited(timeline)]
     sent = awaited or [t for timeline in timelines for t in timeline.transfers]
     medians = _medians((t.num_bytes, t.end - t.start) for t in sent)
-    return _line(medians) if medians else None
+    return _line(medians, Counter(t.num_bytes for t in sent)) if medians else None
 
 
 def _awaited(timeline: Timeline) -> Iterator[Transfer]:
@@ -85,20 +87,29 @@ def _awaited(timeline: Timeline) -> Iterator[Transfer]:
             yield transfer
 
 
-def _line(times: Mapping[int, Time]) -> tuple[Time, float | None]:
-    """Least squares through (bytes, time), with no less than nothing for latency and for a byte."""
-    middle_size = Fraction(sum(times), len(times))
-    middle_time = sum(times.values(), start=0) / _exact(len(times), times)
-    spread = sum((size - middle_size) ** 2 for size in times)
-    slope = sum(
-        (_exact(size - middle_size, times) * (time - middle_time) for size, time in times.items()),
-        start=0,
-    )
+def _line(times: Mapping[int, Time], counts: Mapping[int, int]) -> tuple[Time, float | None]:
+    """Least squares through (bytes, time), each size as often as it was seen; nothing is negative."""
+    number = sum(counts.values())
+    middle_size = Fraction(sum(n * size for size, n in counts.items()), number)
+    middle_time = sum(n * times[size] for size, n in counts.items()) / _exact(number, times)
+    slope = _slope(times, counts, middle_size, middle_time)
     if slope <= 0:
-        return _median(list(times.values())), None
-    per_byte = slope / _exact(spread, times)
-    latency = max(0, middle_time - per_byte * _exact(middle_size, times))
-    return latency, float(1 / per_byte)
+        return _median([times[size] for size, n in counts.items() for _ in range(n)]), None
+    latency = middle_time - slope * _exact(middle_size, times)
+    if latency < 0:  # all of it is bandwidth: the line through nothing at all
+        latency, slope = 0, _slope(times, counts, Fraction(0), 0)
+    return latency, float(1 / slope)
+
+
+def _slope(
+    times: Mapping[int, Time], counts: Mapping[int, int], size_0: Fraction, time_0: Time
+) -> Time:
+    """Of the best line through one point; 0 where all sizes are that point's."""
+    spread = sum(n * (size - size_0) ** 2 for size, n in counts.items())
+    together = sum(
+        n * _exact(size - size_0, times) * (times[size] - time_0) for size, n in counts.items()
+    )
+    return together / _exact(spread, times) if spread else 0
 
 
 def _exact(number: Fraction | int, times: Mapping[int, Time]) -> Time:

@@ -79,8 +79,27 @@ def test_latency_and_bandwidth_are_the_line_through_the_sizes():
 
 
 def test_latency_is_never_less_than_nothing():
+    """The line through both would begin at -1; the best one that begins at 0 has a slope of 70 / 500."""
     got = measured_costs([sent([(10, 0, 1), (20, 10, 13)])])
     assert got.latency == 0
+    assert got.bandwidth == pytest.approx(500 / 70)
+
+
+def test_a_size_that_is_rarely_sent_moves_the_line_little():
+    """Sixty messages lie on 3 + bytes / 4, and one of 16 bytes took 12 longer.
+
+    By hand: the line is 0.34 too low at 0 bytes and 0.69 too high at 8. Were all sizes worth the same it would
+    be 2 too low and 4 too high.
+    """
+    often = [(size, 100 * i, 100 * i + 3 + size // 4) for i, size in enumerate([0, 8] * 30)]
+    got = measured_costs([sent([*often, (16, 9000, 9000 + 7 + 12)])])
+    assert got.latency == pytest.approx(3 - 0.343, abs=0.001)
+    assert got.latency + 8 / got.bandwidth == pytest.approx(5 + 0.686, abs=0.001)
+
+
+def test_bigger_messages_that_are_faster_leave_only_latency():
+    got = measured_costs([sent([(8, 0, 5), (8, 10, 15), (64, 20, 21)])])
+    assert (got.latency, got.bandwidth) == (5, None)
 
 
 def test_what_is_not_measured_comes_from_the_base():
