@@ -109,7 +109,7 @@ def _finish(
     total: Atom = ends[0]
     for end in ends[1:]:
         total = _call(added, _add, total, end)
-    struct = struct_of(loop.body.outputs[output])
+    struct = struct_of(trace.loop.body.outputs[output])  # the cut loop's has a place for each part
     reduction = loop.reductions[output]
     finished: Atom = _call(
         added, lambda a: reduction.finish(a, struct, loop.num_microbatches), total

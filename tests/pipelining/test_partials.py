@@ -117,3 +117,25 @@ def test_a_gradient_that_is_read_in_the_loop_is_made_whole_there():
         found = mpmd_jit(step, mesh=MeshSpec(pipe=STAGES), schedule=schedule)(WEIGHT, BATCH)
         for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
+def test_gradients_behind_a_parted_one_keep_their_own_dtype(dtype):
+    """A tied weight has one part a stage; what comes after it must not take a neighbour's dtype."""
+    parameters = {"a_tied": jnp.asarray(WEIGHT), "b_other": jnp.full((WIDTH,), 1.5, dtype)}
+
+    def loss(p, x):
+        x = pipeline_yield(jnp.tanh(x @ p["a_tied"]))
+        return jnp.abs((x @ p["a_tied"]) * p["b_other"][None]).astype(jnp.float32).sum()
+
+    def step(p, batch):
+        losses, grads = accumulate_grads(lambda x: jax.value_and_grad(loss)(p, x), batch)
+        return losses, jax.tree.map(lambda g: g / jnp.asarray(2, g.dtype), grads)
+
+    got = mpmd_jit(step, mesh=MeshSpec(pipe=2), schedule=OneFOneB())(parameters, BATCH)
+    wanted = jax.jit(step)(parameters, BATCH)
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(
+            np.asarray(ours, np.complex64), np.asarray(theirs, np.complex64), rtol=2e-2, atol=1e-2
+        )
