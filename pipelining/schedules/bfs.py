@@ -3,8 +3,13 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagewright.pipelining.actions import Action, Kind, Order
-from stagewright.pipelining.schedules.schedule import check_repeat, check_sizes, looped_placement
+from stagewright.pipelining.actions import Order
+from stagewright.pipelining.schedules.schedule import (
+    check_repeat,
+    check_sizes,
+    forwards_first,
+    looped_placement,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class LoopedBFS:
         check_sizes(num_ranks, num_microbatches)
         placement = looped_placement(num_ranks, self.repeat)
         ranks = tuple(
-            _rank_actions(range(rank, len(placement), num_ranks), num_microbatches)
+            forwards_first(range(rank, len(placement), num_ranks), [range(num_microbatches)])
             for rank in range(num_ranks)
         )
         return Order(ranks, placement, num_microbatches)
@@ -79,11 +84,3 @@ class LoopedBFS:
         """Most micro-batches, over one stage, that each rank holds at once: m v."""
         check_sizes(num_ranks, num_microbatches)
         return (num_microbatches * self.repeat,) * num_ranks
-
-
-def _rank_actions(stages: range, num_microbatches: int) -> tuple[Action, ...]:
-    microbatches = range(num_microbatches)
-    return (
-        *(Action(stage, Kind.F, mb) for stage in stages for mb in microbatches),
-        *(Action(stage, Kind.B, mb) for stage in reversed(stages) for mb in microbatches),
-    )

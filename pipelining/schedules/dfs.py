@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagewright.pipelining.actions import Action, Kind, Order
+from stagewright.pipelining.actions import Order
 from stagewright.pipelining.schedules.schedule import (
     check_repeat,
     check_sizes,
+    forwards_first,
     looped_placement,
-    round_sizes,
+    rounds,
 )
 
 
@@ -61,9 +62,9 @@ class LoopedDFS:
         """See ``Schedule.order``."""
         check_sizes(num_ranks, num_microbatches)
         placement = looped_placement(num_ranks, self.repeat)
-        rounds = _rounds(num_ranks, num_microbatches)
+        in_rounds = rounds(num_ranks, num_microbatches)
         ranks = tuple(
-            _rank_actions(range(rank, len(placement), num_ranks), rounds)
+            forwards_first(range(rank, len(placement), num_ranks), in_rounds)
             for rank in range(num_ranks)
         )
         return Order(ranks, placement, num_microbatches)
@@ -82,19 +83,3 @@ class LoopedDFS:
         """Most micro-batches, over one stage, that each rank holds at once: m v."""
         check_sizes(num_ranks, num_microbatches)
         return (num_microbatches * self.repeat,) * num_ranks
-
-
-def _rounds(num_ranks: int, num_microbatches: int) -> list[range]:
-    rounds: list[range] = []
-    first = 0
-    for size in round_sizes(num_ranks, num_microbatches):
-        rounds.append(range(first, first + size))
-        first += size
-    return rounds
-
-
-def _rank_actions(stages: range, rounds: list[range]) -> tuple[Action, ...]:
-    return (
-        *(Action(stage, Kind.F, mb) for mbs in rounds for stage in stages for mb in mbs),
-        *(Action(stage, Kind.B, mb) for mbs in rounds for stage in reversed(stages) for mb in mbs),
-    )

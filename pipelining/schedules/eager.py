@@ -3,8 +3,13 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagewright.pipelining.actions import Action, Kind, Order
-from stagewright.pipelining.schedules.schedule import alternate, check_sizes, looped_placement
+from stagewright.pipelining.actions import Action, Order
+from stagewright.pipelining.schedules.schedule import (
+    alternate,
+    check_sizes,
+    forwards_and_backwards,
+    looped_placement,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,5 @@ class Eager1F1B:
 
 
 def _rank_actions(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Action, ...]:
-    forwards = [Action(rank, Kind.F, microbatch) for microbatch in range(num_microbatches)]
-    backwards = [Action(rank, Kind.B, microbatch) for microbatch in range(num_microbatches)]
-    return alternate(forwards, backwards, min(2 * (num_ranks - rank - 1), num_microbatches))
+    tasks = forwards_and_backwards([rank], [range(num_microbatches)])
+    return alternate(*tasks, min(2 * (num_ranks - rank - 1), num_microbatches))

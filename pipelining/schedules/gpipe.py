@@ -3,8 +3,12 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagewright.pipelining.actions import Action, Kind, Order
-from stagewright.pipelining.schedules.schedule import alternate, check_sizes, looped_placement
+from stagewright.pipelining.actions import Order
+from stagewright.pipelining.schedules.schedule import (
+    check_sizes,
+    forwards_first,
+    looped_placement,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,9 @@ class GPipe:
     def order(self, num_ranks: int, num_microbatches: int) -> Order:
         """See ``Schedule.order``."""
         check_sizes(num_ranks, num_microbatches)
-        ranks = tuple(_rank_actions(rank, num_microbatches) for rank in range(num_ranks))
+        ranks = tuple(
+            forwards_first([rank], [range(num_microbatches)]) for rank in range(num_ranks)
+        )
         return Order(ranks, looped_placement(num_ranks), num_microbatches)
 
     def bubble(self, num_ranks: int, num_microbatches: int) -> Fraction:
@@ -58,9 +64,3 @@ class GPipe:
         """Most micro-batches, over one stage, that each rank holds at once: m."""
         check_sizes(num_ranks, num_microbatches)
         return (num_microbatches,) * num_ranks
-
-
-def _rank_actions(rank: int, num_microbatches: int) -> tuple[Action, ...]:
-    forwards = [Action(rank, Kind.F, microbatch) for microbatch in range(num_microbatches)]
-    backwards = [Action(rank, Kind.B, microbatch) for microbatch in range(num_microbatches)]
-    return alternate(forwards, backwards, num_microbatches)

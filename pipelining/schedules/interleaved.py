@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagewright.pipelining.actions import Action, Kind, Order
+from stagewright.pipelining.actions import Action, Order
 from stagewright.pipelining.schedules.one_f_one_b import OneFOneB
 from stagewright.pipelining.schedules.schedule import (
     alternate,
     check_repeat,
     check_sizes,
+    forwards_and_backwards,
     looped_placement,
     round_sizes,
+    rounds,
 )
 
 
@@ -102,18 +104,5 @@ class Interleaved1F1B:
 
     def _rank_actions(self, rank: int, num_ranks: int, num_microbatches: int) -> tuple[Action, ...]:
         stages = range(rank, num_ranks * self.repeat, num_ranks)
-        forwards: list[Action] = []
-        backwards: list[Action] = []
-        first = 0
-        for size in round_sizes(num_ranks, num_microbatches):
-            microbatches = range(first, first + size)
-            forwards += [
-                Action(stage, Kind.F, microbatch) for stage in stages for microbatch in microbatches
-            ]
-            backwards += [
-                Action(stage, Kind.B, microbatch)
-                for stage in reversed(stages)
-                for microbatch in microbatches
-            ]
-            first += size
-        return alternate(forwards, backwards, self._num_warmup(rank, num_ranks, num_microbatches))
+        tasks = forwards_and_backwards(stages, rounds(num_ranks, num_microbatches))
+        return alternate(*tasks, self._num_warmup(rank, num_ranks, num_microbatches))

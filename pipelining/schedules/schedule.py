@@ -7,10 +7,11 @@ register or inherit. Not here: the schedules themselves, one file each beside th
 proof that an order is legal (pipelining/orders.py).
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from stagewright.pipelining.actions import Action, Order
+from stagewright.pipelining.actions import Action, Kind, Order
 from stagewright.pipelining.errors import ScheduleError
 
 
@@ -90,6 +91,44 @@ def round_sizes(num_ranks: int, num_microbatches: int) -> tuple[int, ...]:
     num_rounds = max(1, num_microbatches // num_ranks)
     size, larger = divmod(num_microbatches, num_rounds)
     return (size + 1,) * larger + (size,) * (num_rounds - larger)
+
+
+def rounds(num_ranks: int, num_microbatches: int) -> tuple[range, ...]:
+    """The micro-batches of each round, in order; see ``round_sizes``."""
+    ends = itertools.accumulate(round_sizes(num_ranks, num_microbatches), initial=0)
+    return tuple(itertools.starmap(range, itertools.pairwise(ends)))
+
+
+def forwards_and_backwards(
+    stages: Sequence[int], rounds: Sequence[range]
+) -> tuple[list[Action], list[Action]]:
+    """One rank's forwards and its whole backwards: each round through all of its stages, then the next."""
+    forwards = [Action(stage, Kind.F, mb) for mbs in rounds for stage in stages for mb in mbs]
+    backwards = [
+        Action(stage, Kind.B, mb) for mbs in rounds for stage in reversed(stages) for mb in mbs
+    ]
+    return forwards, backwards
+
+
+def forwards_first(stages: Sequence[int], rounds: Sequence[range]) -> tuple[Action, ...]:
+    """One rank's tasks with no backward before the last forward."""
+    forwards, backwards = forwards_and_backwards(stages, rounds)
+    return (*forwards, *backwards)
+
+
+def delayed_weights(
+    stage: int, num_microbatches: int, num_warmup: int, delay: int
+) -> tuple[Action, ...]:
+    """One rank's tasks with the backward split: weight gradients put off by ``delay`` micro-batches."""
+    actions = [Action(stage, Kind.F, microbatch) for microbatch in range(num_warmup)]
+    for microbatch in range(num_microbatches):
+        actions.append(Action(stage, Kind.I, microbatch))
+        if microbatch >= delay:
+            actions.append(Action(stage, Kind.W, microbatch - delay))
+        if microbatch + num_warmup < num_microbatches:
+            actions.append(Action(stage, Kind.F, microbatch + num_warmup))
+    left = range(max(0, num_microbatches - delay), num_microbatches)
+    return (*actions, *(Action(stage, Kind.W, microbatch) for microbatch in left))
 
 
 def alternate(

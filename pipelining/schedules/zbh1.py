@@ -3,8 +3,12 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagewright.pipelining.actions import Action, Kind, Order
-from stagewright.pipelining.schedules.schedule import check_sizes, looped_placement
+from stagewright.pipelining.actions import Action, Order
+from stagewright.pipelining.schedules.schedule import (
+    check_sizes,
+    delayed_weights,
+    looped_placement,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +77,4 @@ class ZBH1:
 
 
 def _rank_actions(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Action, ...]:
-    num_warmup = min(num_ranks - rank, num_microbatches)
-    actions = [Action(rank, Kind.F, microbatch) for microbatch in range(num_warmup)]
-    for microbatch in range(num_microbatches):
-        actions.append(Action(rank, Kind.I, microbatch))
-        if microbatch >= rank:
-            actions.append(Action(rank, Kind.W, microbatch - rank))
-        if microbatch + num_warmup < num_microbatches:
-            actions.append(Action(rank, Kind.F, microbatch + num_warmup))
-    delayed = range(max(0, num_microbatches - rank), num_microbatches)
-    return (*actions, *(Action(rank, Kind.W, microbatch) for microbatch in delayed))
+    return delayed_weights(rank, num_microbatches, min(num_ranks - rank, num_microbatches), rank)

@@ -3,8 +3,12 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagewright.pipelining.actions import Action, Kind, Order
-from stagewright.pipelining.schedules.schedule import check_sizes, looped_placement
+from stagewright.pipelining.actions import Action, Order
+from stagewright.pipelining.schedules.schedule import (
+    check_sizes,
+    delayed_weights,
+    looped_placement,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +78,4 @@ class ZBH2:
 def _rank_actions(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Action, ...]:
     num_warmup = min(2 * (num_ranks - rank) - 1, num_microbatches)
     delay = 2 * rank if num_microbatches >= 2 * num_ranks - 1 else rank
-    actions = [Action(rank, Kind.F, microbatch) for microbatch in range(num_warmup)]
-    for microbatch in range(num_microbatches):
-        actions.append(Action(rank, Kind.I, microbatch))
-        if microbatch >= delay:
-            actions.append(Action(rank, Kind.W, microbatch - delay))
-        if microbatch + num_warmup < num_microbatches:
-            actions.append(Action(rank, Kind.F, microbatch + num_warmup))
-    delayed = range(max(0, num_microbatches - delay), num_microbatches)
-    return (*actions, *(Action(rank, Kind.W, microbatch) for microbatch in delayed))
+    return delayed_weights(rank, num_microbatches, num_warmup, delay)
