@@ -7,7 +7,7 @@ new shapes; after that a call only moves arrays and starts actors.
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
@@ -45,36 +45,39 @@ class CompiledFunction:
     compile_seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MpmdOptions:
+    """How a function is pipelined: what `mpmd_jit` takes, and `respec`.
+
+    Attributes:
+      mesh, schedule, partition, timeout, post_validation, rules, axes: as `mpmd_jit`'s.
+      donate_argnums, static_argnums, static_argnames: the same, always as tuples.
+      respec: changes the spec of some arguments (ZeRO).
+    """
+
+    mesh: MeshSpec
+    schedule: Schedule
+    partition: Partition = field(default_factory=Uniform)
+    donate_argnums: tuple[int, ...] = ()
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    timeout: float = DEFAULT_TIMEOUT
+    post_validation: bool = False
+    rules: AxisRules = field(default_factory=default_axis_rules)
+    axes: Mapping[int, Any] = field(default_factory=dict)
+    respec: Respec = lambda path, spec, shape: spec
+
+    def __post_init__(self) -> None:
+        _check_mesh(self.mesh, self.schedule)
+
+
 class MpmdFunction:
     """A function that runs as a pipeline; made by `mpmd_jit`."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        mesh: MeshSpec,
-        schedule: Schedule,
-        partition: Partition,
-        donate_argnums: Sequence[int],
-        static_argnums: Sequence[int],
-        static_argnames: Sequence[str],
-        timeout: float,
-        post_validation: bool = False,
-        rules: AxisRules | None = None,
-        axes: Mapping[int, Any] | None = None,
-        respec: Respec | None = None,
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], options: MpmdOptions) -> None:
         functools.update_wrapper(self, function)
-        _check_mesh(mesh, schedule)
-        self._mesh = mesh
-        self._schedule = schedule
-        self._partition = partition
-        self._donate = tuple(donate_argnums)
-        self._timeout = timeout
-        self._post_validation = post_validation
-        self._rules = rules or default_axis_rules()
-        self._axes = dict(axes or {})
-        self._respec = respec or (lambda path, spec, shape: spec)
-        self._signature = Signature(function, static_argnums, static_argnames)
+        self._options = options
+        self._signature = Signature(function, options.static_argnums, options.static_argnames)
         self._compiled: dict[Any, CompiledFunction] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -100,35 +103,33 @@ class MpmdFunction:
 
     def _compile(self, call: Call) -> CompiledFunction:
         begin = time.perf_counter()
-        meshes = rank_meshes(self._mesh)
-        donated = call.positions(self._donate)
+        options = self._options
+        meshes = rank_meshes(options.mesh)
+        donated = call.positions(options.donate_argnums)
         plan = compile_step(
             call.pure,
             [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in call.leaves],
-            schedule=self._schedule,
-            num_ranks=self._mesh.pipe,
-            partition=self._partition,
+            schedule=options.schedule,
+            num_ranks=options.mesh.pipe,
+            partition=options.partition,
             layout=self._layout(call),
             donated=donated,
             same_home=lambda: call.out.pairs,
-            post_validation=self._post_validation,
+            post_validation=options.post_validation,
         )
-        runtime = LocalRuntime(plan.program, meshes, plan.specs, donated, self._timeout)
+        runtime = LocalRuntime(plan.program, meshes, plan.specs, donated, options.timeout)
         return CompiledFunction(plan, runtime, call.out, time.perf_counter() - begin)
 
     def _layout(self, call: Call) -> Layout | None:
         """How the arguments are spread; None where a rank has one device."""
-        if self._mesh.data * self._mesh.tensor == 1:
+        mesh, rules = self._options.mesh, self._options.rules
+        if mesh.data * mesh.tensor == 1:
             return None
-        specs = [
-            self._respec(
-                argument.path,
-                make_spec(argument.name, argument.axes, argument.shape, self._rules, self._mesh),
-                argument.shape,
-            )
-            for argument in call.describe(self._axes)
-        ]
-        return Layout(self._mesh, self._rules, tuple(specs))
+        specs = []
+        for argument in call.describe(self._options.axes):
+            spec = make_spec(argument.name, argument.axes, argument.shape, rules, mesh)
+            specs.append(self._options.respec(argument.path, spec, argument.shape))
+        return Layout(mesh, rules, tuple(specs))
 
 
 def mpmd_jit(
@@ -194,25 +195,23 @@ def mpmd_jit(
     Reference:
       Xhebraj et al., arXiv 2412.14374, sections 3 and 4.
     """
-    if function is None:
-        return functools.partial(
-            mpmd_jit, mesh=mesh, schedule=schedule, partition=partition, donate_argnums=donate_argnums,
-            static_argnums=static_argnums, static_argnames=static_argnames, timeout=timeout,
-            post_validation=post_validation, rules=rules, axes=axes,
-        )  # fmt: skip
-    return MpmdFunction(
-        function,
-        mesh,
-        schedule,
-        partition or Uniform(),
-        _sequence(donate_argnums),
-        _sequence(static_argnums),
-        _sequence(static_argnames),
-        timeout,
-        post_validation,
-        rules,
-        axes,
+    options = MpmdOptions(
+        mesh=mesh,
+        schedule=schedule,
+        partition=partition or Uniform(),
+        donate_argnums=_sequence(donate_argnums),
+        static_argnums=_sequence(static_argnums),
+        static_argnames=_sequence(static_argnames),
+        timeout=timeout,
+        post_validation=post_validation,
+        rules=rules or default_axis_rules(),
+        axes=axes or {},
     )
+
+    def decorate(function: Callable[..., Any]) -> MpmdFunction:
+        return MpmdFunction(function, options)
+
+    return decorate if function is None else decorate(function)
 
 
 def _sequence(given: Any) -> tuple[Any, ...]:

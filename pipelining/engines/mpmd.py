@@ -6,7 +6,7 @@ What is here is only the fitting: where the state is born, and what the start-up
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -26,7 +26,7 @@ from stagewright.pipelining.engines.engine import (
     StepSummary,
 )
 from stagewright.pipelining.mesh import MeshSpec, rank_meshes
-from stagewright.pipelining.mpmd_jit import CompiledFunction, MpmdFunction
+from stagewright.pipelining.mpmd_jit import CompiledFunction, MpmdFunction, MpmdOptions
 from stagewright.pipelining.runtime.local import DEFAULT_TIMEOUT
 from stagewright.pipelining.schedules import OneFOneB, Schedule
 from stagewright.pipelining.schedules.schedule import check_schedule
@@ -92,20 +92,19 @@ class MpmdEngine:
         partition: Partition | None = None,
     ) -> "MpmdStep":
         """Trace, cut, place and compile; see `Engine.compile`."""
-        function = MpmdFunction(
-            step,
-            mesh,
-            self.schedule,
-            partition or Uniform(),
+        options = MpmdOptions(
+            mesh=mesh,
+            schedule=self.schedule,
+            partition=partition or Uniform(),
             donate_argnums=(0,),
-            static_argnums=(),
-            static_argnames=(),
             timeout=self.timeout,
             post_validation=self.post_validation,
             rules=self.rules,
             axes={1: batch_axes or (None, "batch")},
-            respec=functools.partial(_spread_optimizer, mesh) if self.zero else None,
         )
+        if self.zero:
+            options = replace(options, respec=functools.partial(_spread_optimizer, mesh))
+        function = MpmdFunction(step, options)
         return MpmdStep(function, init, batch, mesh, self)
 
 
