@@ -8,9 +8,11 @@ does: a receive keeps nobody waiting until something reads what it brings. Not h
 """
 
 import dataclasses
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import jax
 
 from stagewright.pipelining.actions import Action, Kind
 from stagewright.pipelining.errors import CommunicationError
@@ -109,10 +111,7 @@ def simulate_program(program: Program, costs: ProgramCosts) -> Timeline:
         ValueError: a task has no cost.
     """
     walkers = [_Walker(rank, part, program, costs) for rank, part in enumerate(program.ranks)]
-    links: dict[tuple[int, int], _Link] = {}
-    for a in range(len(walkers)):
-        for b in range(len(walkers)):
-            links[a, b] = _Link()
+    links: dict[tuple[int, int], _Link] = defaultdict(_Link)
     ready = deque(walkers)
     waiting: set[int] = set()
     while ready:
@@ -269,9 +268,7 @@ class _Walker:
         if link.arrivals:
             self._clock = max(self._clock, link.arrivals[0])
             return True
-        if (
-            link.receiver_at is None
-        ):  # said once: two ranks that wait would wake each other for ever
+        if link.receiver_at is None:  # once: two ranks that wait would wake each other for ever
             link.receiver_at = self._clock
             moved.add(recv.source)
         return False
@@ -313,9 +310,6 @@ def _full_at_start(part: RankProgram, program: Program) -> dict[int, int]:
     return {**arguments, **constants}
 
 
-def num_bytes(struct: object) -> int:
+def num_bytes(struct: jax.ShapeDtypeStruct) -> int:
     """Bytes of an array of this shape and dtype, all of its devices' parts together."""
-    size = 1
-    for length in struct.shape:  # type: ignore[attr-defined]
-        size *= length
-    return size * int(struct.dtype.itemsize)  # type: ignore[attr-defined]
+    return int(struct.size) * int(struct.dtype.itemsize)

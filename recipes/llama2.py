@@ -44,7 +44,7 @@ def llama2_7b() -> RunConfig:
 
     Command: `stagewright train llama2-7b`
 
-    Expected: not run at full length here; a first loss near 10.4, the logarithm of the vocabulary.
+    Expected: not run here.
     """
     model = LlamaConfig(
         vocab=VOCAB, context=CONTEXT, width=4096, hidden=11_008, depth=32, heads=32, kv_heads=32
@@ -57,7 +57,7 @@ def llama2_13b() -> RunConfig:
 
     Command: `stagewright train llama2-13b`
 
-    Expected: not run at full length here; a first loss near 10.4, the logarithm of the vocabulary.
+    Expected: not run here.
     """
     model = LlamaConfig(
         vocab=VOCAB, context=CONTEXT, width=5120, hidden=13_824, depth=40, heads=40, kv_heads=40
