@@ -80,7 +80,7 @@ def parse_action(text: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"expected an action as '2F0' (stage, one of F B I W, micro-batch), got {text!r}"
+            f"expected an action as '2F0' (stage, one of F B I W, micro-batch), got {text!r:.60}"
         )
     stage, kind, microbatch = match.groups()
     return Action(int(stage), Kind(kind), int(microbatch))
@@ -157,7 +157,7 @@ def parse_order(text: str) -> Order:
     if header is None:
         got = lines[0] if lines else ""
         raise ValueError(
-            f"expected a first line as '8 micro-batches, stages on ranks 0 1 2 3', got {got!r}"
+            f"expected a first line as '8 micro-batches, stages on ranks 0 1 2 3', got {got!r:.60}"
         )
     placement = tuple(int(rank) for rank in header.group(2).split())
     actions = tuple(_parse_rank(line, rank) for rank, line in enumerate(lines[1:]))

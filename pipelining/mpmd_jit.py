@@ -69,6 +69,11 @@ class MpmdOptions:
 
     def __post_init__(self) -> None:
         _check_mesh(self.mesh, self.schedule)
+        for name in ("donate_argnums", "static_argnums"):
+            if any(number < 0 for number in getattr(self, name)):
+                raise ValueError(
+                    f"{name} counts arguments from 0, got {getattr(self, name)}; count from the front"
+                )
 
 
 class MpmdFunction:

@@ -305,7 +305,7 @@ class Trainer:
             return dataclasses.replace(fresh, params=params, opt_state=opt_state)
 
         # Each leaf gets a buffer of its own: a step donates them, and the user keeps theirs.
-        return on_one_device(jax.jit(make)(params), self._device)
+        return on_one_device(jax.jit(make)(on_one_device(params, self._device)), self._device)
 
     # ---- the model in use -------------------------------------------------------------------
 

@@ -224,3 +224,11 @@ def test_float64_is_kept_where_it_is_switched_on():
         wanted = jax.jit(step)(weights, batch)
         assert got[1][0].dtype == jnp.float64
         np.testing.assert_allclose(got[1][0], wanted[1][0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["donate_argnums", "static_argnums"])
+def test_positions_are_counted_from_the_front(name):
+    options = {"mesh": MeshSpec(pipe=2), "schedule": OneFOneB()}
+    with pytest.raises(ValueError, match=rf"{name} counts arguments from 0, got \(-1,\)"):
+        mpmd_jit(step, **options, **{name: -1})
+    assert mpmd_jit(step, **options, **{name: 1}) is not None  # a number stands for itself

@@ -81,7 +81,7 @@ def units(num_stages, **changes):
 
 
 def without_first_inputs(order):
-    """The first stage's input gradient is for nobody: no task computes it, and its W waits in its place.
+    """A first stage of one product hands no input gradient on: its I is empty, and its W waits in its place.
 
     Each 0I stands beside its 0W then, at no cost.
     """

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -255,3 +256,14 @@ def test_the_first_loss_that_is_no_number_is_told_once(tiny_net, tiny_batches) -
     with pytest.warns(RuntimeWarning, match="loss of step 3 is nan; the last good one was") as told:
         trainer.fit(batches, 5)
     assert len(told) == 1
+
+
+def test_parameters_may_come_from_a_trainer_on_another_mesh(tiny_net, tiny_batches) -> None:
+    parts = {"model": tiny_net, "optimizer": optax.sgd(0.1)}
+    first = Trainer(**parts, engine=MpmdEngine(microbatches=2), mesh=MeshSpec(pipe=2))
+    first.fit(tiny_batches(2), 2)
+    second = Trainer(**parts, engine=SingleProgramEngine(2), params=first.params)
+    np.testing.assert_array_equal(
+        jax.tree.leaves(second.params)[0], jax.tree.leaves(first.params)[0]
+    )
+    assert second.fit(tiny_batches(1), 1).losses
